@@ -23,8 +23,10 @@ from loraplex.engine.errors import (
 )
 from loraplex.engine.kv_cache.block_pool import BlockPool
 from loraplex.engine.kv_cache.prefix_cache import PrefixCache
+from loraplex.engine.lora.loader import AdapterSource
+from loraplex.engine.lora.page_geometry import MAX_ADAPTER_SLOTS
+from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.lora.pool_factory import open_pool
-from loraplex.engine.lora.source import AdapterSource
 from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, FinishReason
 from loraplex.engine.model_loading import LoadedModel
 from loraplex.engine.runner.step_isolation import IsolatedStep, StepIsolation
@@ -65,16 +67,7 @@ class Engine:
         self._clock = clock
         self._cache = config.cache
         self._block_pool = BlockPool(model.num_blocks)
-        self.adapters = open_pool(
-            model.decoder.sites,
-            source,
-            config.lora,
-            max_bytes=model.memory.adapter_budget if config.lora.max_bytes is None else config.lora.max_bytes,
-            max_slots=model.decoder.max_adapter_slots,
-            dtype=model.dtype,
-            device=model.device,
-            clock=clock,
-        )
+        self.adapters = _open_adapters(model, config, source, clock)
         self.scheduler = Scheduler(
             config.scheduler,
             _prefix_cache(model, config, self._block_pool),
@@ -100,9 +93,9 @@ class Engine:
         self._masks = BitmaskFiller(
             model.config.vocab_size, config.grammar.mask_timeout_s, free_cores=free_cores(model.device)
         )
-        self._compilation: GrammarCompilation | None = None
-        if mask_factory is not None:
-            self._compilation = GrammarCompilation(mask_factory, config.grammar.compile_threads)
+        self._compilation = (
+            None if mask_factory is None else GrammarCompilation(mask_factory, config.grammar.compile_threads)
+        )
         self._uncompiled: dict[int, list[Sequence]] = {}
         self.runner = load_runner(model, config, self.adapters, self._masks)
         if self.adapters.max_bytes:
@@ -214,17 +207,17 @@ class Engine:
             total_blocks=blocks.total,
             resident_adapters=adapters.resident_digests,
             device_adapters=adapters.device_keys,
-            host_adapters=adapters.host_keys,
+            host_adapters=adapters.host.keys,
             pinned_adapters=adapters.num_pinned,
             quarantined_adapters=adapters.quarantined,
             adapter_bytes=adapters.resident_bytes,
             adapter_budget_bytes=adapters.max_bytes,
-            adapter_waste_bytes=adapters.waste_bytes,
-            adapter_host_bytes=adapters.host_bytes,
-            adapter_host_budget_bytes=adapters.max_host_bytes,
-            adapter_host_hits=adapters.num_host_hits,
-            adapter_read_rate=adapters.read_rate,
-            adapter_copy_rate=adapters.copy_rate,
+            adapter_waste_bytes=adapters.memory.waste_bytes,
+            adapter_host_bytes=adapters.host.nbytes,
+            adapter_host_budget_bytes=adapters.host.max_bytes,
+            adapter_host_hits=adapters.host.num_hits,
+            adapter_read_rate=adapters.budget.source.bytes_per_second,
+            adapter_copy_rate=adapters.budget.device.bytes_per_second,
             adapter_page_error=adapters.worst_page_error,
             adapter_loads=adapters.num_loads,
             adapter_load_failures=adapters.num_load_failures,
@@ -354,6 +347,22 @@ def overlaps(setting: str, device: torch.device) -> bool:
     if setting not in ("auto", "on", "off"):
         raise ValueError(f"`overlap` must be auto, on or off, got {setting!r}")
     return setting == "on" or (setting == "auto" and device.type != "cpu")
+
+
+def _open_adapters(
+    model: LoadedModel, config: EngineConfig, source: AdapterSource, clock: Callable[[], float]
+) -> AdapterPool:
+    max_bytes = config.lora.max_bytes
+    return open_pool(
+        model.decoder.sites,
+        source,
+        config.lora,
+        max_bytes=model.memory.adapter_budget if max_bytes is None else max_bytes,
+        max_slots=MAX_ADAPTER_SLOTS,
+        dtype=model.dtype,
+        device=model.device,
+        clock=clock,
+    )
 
 
 def _prefix_cache(model: LoadedModel, config: EngineConfig, pool: BlockPool) -> PrefixCache:

@@ -25,10 +25,10 @@ from loraplex.engine.errors import (
 from loraplex.engine.kernels.group_rows import every_path_of
 from loraplex.engine.kernels.sgmv import sgmv
 from loraplex.engine.layers.embedding import add_adapters
+from loraplex.engine.lora.loader import AdapterSource
 from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.lora.residency import AdapterState
 from loraplex.engine.lora.site import LoraSite
-from loraplex.engine.lora.source import AdapterSource
 from loraplex.engine.lora.weights import LoraWeights
 from loraplex.engine.messages import AdapterRef, ProbeReport
 from loraplex.engine.threads import lower_priority

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from loraplex.engine.capacity.memory_plan import (
     ADAPTER_SHARE,
-    LEAST_ADAPTER_BYTES,
+    MIN_ADAPTER_BYTES,
     MemoryPlan,
     default_adapter_bytes,
 )
@@ -67,7 +67,7 @@ def _lower(model: ModelConfig, config: EngineConfig, plan: MemoryPlan) -> list[s
     found += _smaller_weights(model, config, plan, kv_bytes)
     if config.lora.max_bytes is None:
         # On a larger device the default is larger too, unless the KV cache was given a size.
-        own = max(LEAST_ADAPTER_BYTES, 0 if sized else -(-kv_bytes // (ADAPTER_SHARE - 1)))
+        own = max(MIN_ADAPTER_BYTES, 0 if sized else -(-kv_bytes // (ADAPTER_SHARE - 1)))
     return found or [
         f"a device of at least {format_bytes(int((fixed + own + kv_bytes) / config.memory_utilization))}"
     ]

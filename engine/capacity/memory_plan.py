@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from loraplex.engine.capacity.weight_bytes import ITEM_SIZES, WeightBytes, weight_bytes
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import ModelError
+from loraplex.engine.lora.page_geometry import (
+    ALIGNMENT,
+    MAX_ADAPTER_SLOTS,
+    MIN_SCALE_BYTES,
+    PAGE_RANKS,
+    SPLIT_K,
+)
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.sampling_params import CPU_SCORE_SLICE_BYTES, SCORE_SLICE_BYTES
 
 CPU_KV_BYTES = 1 << 30
 """The default KV pool of a CPU: its memory is the machine's, and other processes use it too."""
-LEAST_ADAPTER_BYTES = 512 << 20
+MIN_ADAPTER_BYTES = 512 << 20
 """The adapters' default where the device's memory is unknown, as a CPU's is, and the least of it on a GPU."""
 ADAPTER_SHARE = 4
 """A GPU's adapters get a quarter of what weights and reserve leave, its KV cache the rest."""
-MAX_RANK = 256
-PAGE_RANKS = 16
-"""Rank rows of a page on a GPU."""
-SPLIT_K = 1024
-"""Inputs per partial sum of an adapter's hidden values on a GPU."""
-MAX_ADAPTER_SLOTS = 1024
 _GRAPH_BYTES = 512 << 20
 """Captured graphs keep their kernels' arguments and the partial sums of attention. An estimate."""
 _GRAPH_TOKENS = 2048
@@ -33,8 +34,6 @@ _SAMPLING_COPIES = 4
 """fp32 rows of logits that sampling needs at once: logits, probabilities, sorted values and their indices."""
 _SCORE_COPIES = 3
 """Of a slice of scored positions: logits in the model's type and in float32, and their log-softmax."""
-_ALIGNMENT = 16
-_MIN_SCALE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +163,8 @@ def default_adapter_bytes(room: int | None, requested_kv: int) -> int:
     `room`: what weights and reserve leave of a GPU (None: unknown); `requested_kv`: what the KV cache takes of it at least.
     """
     if room is None:
-        return LEAST_ADAPTER_BYTES
-    return max(LEAST_ADAPTER_BYTES, min(room // ADAPTER_SHARE, room - requested_kv))
+        return MIN_ADAPTER_BYTES
+    return max(MIN_ADAPTER_BYTES, min(room // ADAPTER_SHARE, room - requested_kv))
 
 
 def adapter_bytes(model: ModelConfig, rank: int, page_dtype: str) -> int:
@@ -182,12 +181,12 @@ def adapter_bytes(model: ModelConfig, rank: int, page_dtype: str) -> int:
 def _page_bytes(rank: int, row_bytes: int) -> int:
     """Return the bytes of all pages of a matrix. Each page starts where a kernel's widest load may."""
     full, rest = divmod(rank, PAGE_RANKS)
-    return sum(-(-rows * row_bytes // _ALIGNMENT) * _ALIGNMENT for rows in [PAGE_RANKS] * full + [rest])
+    return sum(-(-rows * row_bytes // ALIGNMENT) * ALIGNMENT for rows in [PAGE_RANKS] * full + [rest])
 
 
 def _scale_page_bytes(rank: int) -> int:
     """Return the bytes of a page of fp32 scales: a power of two."""
-    return max(_MIN_SCALE_BYTES, 1 << (4 * rank - 1).bit_length())
+    return max(MIN_SCALE_BYTES, 1 << (4 * rank - 1).bit_length())
 
 
 def _max_model_len(model: ModelConfig, config: EngineConfig, kv_tokens: int) -> int:

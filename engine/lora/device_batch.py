@@ -12,7 +12,8 @@ from typing import Protocol
 import torch
 
 from loraplex.engine.lora.batch import LoraBatch
-from loraplex.engine.lora.site import PAGE_RANKS, LoraSite
+from loraplex.engine.lora.page_geometry import PAGE_RANKS, SPLIT_K
+from loraplex.engine.lora.site import LoraSite
 
 DECODE_ROWS = 16
 """Rows of a chunk at decode: the fewest a tensor core takes."""
@@ -20,9 +21,6 @@ PREFILL_ROWS = 32
 """Rows of a chunk at prefill: the most that compile to the tensor-core instruction proven for expand."""
 FEW_ADAPTERS = 8
 """Up to this many adapters, their bytes are negligible next to the base weights, and kernels divide the work by rows."""
-SPLIT_K = 1024
-"""Inputs per shrink program: 32 KiB of A at rank 16, about 1 us at one SM's share of the bandwidth. Independent of the
-batch."""
 
 
 class LoraPath(Enum):
@@ -195,12 +193,10 @@ def hidden_for(site: LoraSite, batch: DeviceLoraBatch) -> torch.Tensor:
     return batch.workspace.hidden[: torch.Size(shape).numel()].view(shape)
 
 
-def make_workspace(
-    sites: Sequence[LoraSite], max_rows: int, device: torch.device, *, is_forking: bool = True
-) -> LoraWorkspace:
+def make_workspace(sites: Sequence[LoraSite], max_rows: int, device: torch.device) -> LoraWorkspace:
     """Allocate a workspace for steps of up to `max_rows` rows at any of `sites`."""
     # An embedding's hidden values are columns of A, not sums.
     projections = [site for site in sites if site.names != ("embed_tokens",)]
     elements = max(torch.Size(hidden_shape(site, max_rows)).numel() for site in projections)
-    branch = SideStream(device) if device.type == "cuda" and is_forking else InLine()
+    branch = SideStream(device) if device.type == "cuda" else InLine()
     return LoraWorkspace(torch.empty(elements, dtype=torch.float32, device=device), branch)

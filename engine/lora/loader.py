@@ -17,11 +17,21 @@ import torch
 from loraplex.engine.errors import AdapterError, AdapterLoadFailed
 from loraplex.engine.lora.memory.packed_adapter import PackedAdapter
 from loraplex.engine.lora.site import LoraSite
-from loraplex.engine.lora.source import AdapterSource
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef
 
 _logger = logging.getLogger(__name__)
+
+
+class AdapterSource(Protocol):
+    """Where the engine gets an adapter's tensors: local, already validated blobs. The adapters package implements it.
+
+    Called on the loader thread, never in the step loop.
+    """
+
+    def load(self, adapter: AdapterRef) -> LoraWeights:
+        """Return tensors on the CPU. Raises `AdapterLoadFailed` when the blob is missing or unreadable."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +46,8 @@ class Arrival:
 class AdapterLoader(Protocol):
     """What the pool needs of a loader. All calls come from the step loop and return at once, except `close`."""
 
-    @property
-    def on_loaded(self) -> threading.Event:
-        """Set when a load can be taken."""
-        ...
+    on_loaded: threading.Event
+    """Set when a load can be taken."""
 
     def start(self, adapter: AdapterRef) -> None: ...
 
@@ -96,7 +104,7 @@ class LoaderThread:
         self._pack = pack
         self._max_bytes = max_bytes
         self._clock = clock
-        self._on_loaded = threading.Event()
+        self.on_loaded = threading.Event()
         self._requests: SimpleQueue[AdapterRef | None] = SimpleQueue()
         self._loaded: SimpleQueue[Arrival] = SimpleQueue()
         self._room = threading.Condition()
@@ -105,15 +113,11 @@ class LoaderThread:
         self._thread = threading.Thread(target=self._run, name="adapter-loader", daemon=True)
         self._thread.start()
 
-    @property
-    def on_loaded(self) -> threading.Event:
-        return self._on_loaded
-
     def start(self, adapter: AdapterRef) -> None:
         self._requests.put(adapter)
 
     def take(self) -> list[Arrival]:
-        self._on_loaded.clear()
+        self.on_loaded.clear()
         arrivals: list[Arrival] = []
         while not self._loaded.empty():
             arrivals.append(self._loaded.get())
@@ -146,7 +150,7 @@ class LoaderThread:
             with self._room:
                 self._waiting_bytes += result.blob.nbytes
         self._loaded.put(Arrival(adapter, result, self._clock() - began))
-        self._on_loaded.set()
+        self.on_loaded.set()
 
     def _wait_for_room(self) -> None:
         with self._room:

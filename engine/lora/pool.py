@@ -4,7 +4,6 @@ Invariant: all calls come from the step loop; none waits, or costs more for more
 is pinned. A pinned or arriving adapter never moves. RESIDENT means that the whole adapter has arrived.
 """
 
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -41,7 +40,7 @@ class _Waiting:
 
 
 class AdapterPool:
-    """Implements `AdapterResidency`."""
+    """Implements `AdapterResidency`. `on_loaded` is set when `poll` would find a load that has ended."""
 
     def __init__(
         self,
@@ -52,11 +51,12 @@ class AdapterPool:
         budget: LoadBudget,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._memory = memory
+        self.memory = memory
         self._loader = loader
-        self._host = host
+        self.on_loaded = loader.on_loaded
+        self.host = host
         self._faults = faults
-        self._budget = budget
+        self.budget = budget
         self._clock = clock
         self._free_slots = list(range(memory.max_slots - 1, -1, -1))
         self._slots: dict[AdapterKey, int] = {}
@@ -74,44 +74,13 @@ class AdapterPool:
         self.num_evictions = 0
 
     @property
-    def on_loaded(self) -> threading.Event:
-        """Set when `poll` would find a load that has ended."""
-        return self._loader.on_loaded
-
-    @property
-    def read_rate(self) -> float:
-        """Bytes per second from the source into host memory."""
-        return self._budget.source.bytes_per_second
-
-    @property
-    def copy_rate(self) -> float:
-        """Bytes per second from host memory to the device."""
-        return self._budget.device.bytes_per_second
-
-    @property
     def resident_bytes(self) -> int:
         """Bytes of the budget that adapters take, including those being copied."""
-        return self._memory.used_bytes
+        return self.memory.used_bytes
 
     @property
     def max_bytes(self) -> int:
-        return self._memory.max_bytes
-
-    @property
-    def waste_bytes(self) -> int:
-        return self._memory.waste_bytes
-
-    @property
-    def host_bytes(self) -> int:
-        return self._host.nbytes
-
-    @property
-    def max_host_bytes(self) -> int:
-        return self._host.max_bytes
-
-    @property
-    def num_host_hits(self) -> int:
-        return self._host.num_hits
+        return self.memory.max_bytes
 
     @property
     def worst_page_error(self) -> float:
@@ -129,11 +98,6 @@ class AdapterPool:
     def device_keys(self) -> list[AdapterKey]:
         """In the order of `resident_digests`."""
         return [*self._idle, *self._pinned]
-
-    @property
-    def host_keys(self) -> list[AdapterKey]:
-        """Adapters in host memory, also if they are on the device; least recently used first."""
-        return self._host.keys
 
     @property
     def quarantined(self) -> list[AdapterKey]:
@@ -163,22 +127,22 @@ class AdapterPool:
     def tier(self, adapter: AdapterRef) -> AdapterTier:
         if adapter.key in self._slots:
             return "device"
-        return "host" if adapter.key in self._host and adapter.key not in self._read else "disk"
+        return "host" if adapter.key in self.host and adapter.key not in self._read else "disk"
 
     def size_bytes(self, adapter: AdapterRef) -> int:
-        return self._budget.known_size(adapter.key)
+        return self.budget.known_size(adapter.key)
 
     def prefetch(self, adapter: AdapterRef) -> bool:
         if self.state(adapter) is not AdapterState.ABSENT:
             return True
         key = adapter.key
-        if not self._budget.has_room(key[0]):
+        if not self.budget.has_room(key[0]):
             return False
-        if self._memory.max_bytes <= 0:
+        if self.memory.max_bytes <= 0:
             self._errors[key] = AdapterLoadFailed("this engine serves no adapters")
             return True
-        packed = self._host.find(key)
-        self._budget.begin(key)
+        packed = self.host.find(key)
+        self.budget.begin(key)
         if packed is None:
             self._loading.add(key)
             self._read.add(key)
@@ -200,8 +164,8 @@ class AdapterPool:
 
     def load_seconds(self, adapter: AdapterRef) -> float:
         key = adapter.key
-        reads = key in self._read or (key not in self._slots and key not in self._host)
-        return self._budget.seconds(key, reads=reads)
+        reads = key in self._read or (key not in self._slots and key not in self.host)
+        return self.budget.seconds(key, reads=reads)
 
     def pin(self, adapter: AdapterRef) -> None:
         key = adapter.key
@@ -231,7 +195,7 @@ class AdapterPool:
         """Drop a tenant's adapters from the device and from host memory; adapters that rows use stay. O(adapters)."""
         for key in [key for key in self._idle if key[0] == namespace]:
             self._evict(key)
-        self._host.forget_namespace(namespace)
+        self.host.forget_namespace(namespace)
         self._room_changed = True
 
     def take_error(self, adapter: AdapterRef) -> AdapterError:
@@ -260,7 +224,7 @@ class AdapterPool:
     def close(self) -> None:
         """Stop the threads."""
         self._loader.close()
-        self._memory.close()
+        self.memory.close()
 
     def _arrive(self, arrival: Arrival) -> None:
         """Record the outcome of a load. An abandoned load evicts no adapter and leaves no error behind."""
@@ -271,15 +235,15 @@ class AdapterPool:
         if isinstance(result, AdapterError):
             self.num_load_failures += 1
             self._read.discard(key)
-            self._budget.end(key)
+            self.budget.end(key)
             if is_wanted:
                 self._errors[key] = result
             return
-        self._budget.learn(key, result.blob.nbytes)
-        self._budget.source.note(result.blob.nbytes, arrival.seconds)
-        self._host.keep(key, result)
+        self.budget.learn(key, result.blob.nbytes)
+        self.budget.source.note(result.blob.nbytes, arrival.seconds)
+        self.host.keep(key, result)
         waiting = _Waiting(result, is_read=True)
-        if is_wanted or (self._free_slots and self._memory.fits(result)):
+        if is_wanted or (self._free_slots and self.memory.fits(result)):
             self._wait_for_room(key, waiting)
         else:
             self._drop(key, waiting)
@@ -294,13 +258,13 @@ class AdapterPool:
         for key in list(self._without_room):
             packed = self._without_room[key].packed
             if self._make_room(packed):
-                placement = self._memory.place(self._free_slots.pop(), packed)
+                placement = self.memory.place(self._free_slots.pop(), packed)
                 self._moving[key] = _Resident(placement, self._clock())
                 self._release(self._without_room.pop(key))
 
     def _make_room(self, packed: PackedAdapter) -> bool:
         """Evict unpinned adapters, least recently used first, until it fits; evict none if it never does."""
-        count = self._memory.victims(packed, (resident.placement for resident in self._idle.values()))
+        count = self.memory.victims(packed, (resident.placement for resident in self._idle.values()))
         if count is None or not (self._free_slots or self._idle):
             return False
         victims = islice(self._idle, count if self._free_slots else max(count, 1))
@@ -310,21 +274,21 @@ class AdapterPool:
 
     def _evict(self, key: AdapterKey) -> None:
         placement = self._idle.pop(key).placement
-        self._memory.remove(placement)
+        self.memory.remove(placement)
         del self._slots[key]
         self._read.discard(key)
         self._free_slots.append(placement.slot)
         self.num_evictions += 1
 
     def _install_arrived(self) -> None:
-        for key in [key for key, moving in self._moving.items() if self._memory.is_there(moving.placement)]:
+        for key in [key for key, moving in self._moving.items() if self.memory.is_there(moving.placement)]:
             self._install(key, self._moving.pop(key))
 
     def _install(self, key: AdapterKey, resident: _Resident) -> None:
         seconds = self._clock() - resident.began
-        self._budget.device.note(resident.placement.packed.blob.nbytes, seconds)
-        self._budget.end(key)
-        resident.placement = self._memory.install(resident.placement)
+        self.budget.device.note(resident.placement.packed.blob.nbytes, seconds)
+        self.budget.end(key)
+        resident.placement = self.memory.install(resident.placement)
         self._slots[key] = resident.placement.slot
         self._idle[key] = resident
         self._room_changed = True
@@ -334,7 +298,7 @@ class AdapterPool:
         """Drop a loaded adapter that is not placed."""
         self._release(waiting)
         self._read.discard(key)
-        self._budget.end(key)
+        self.budget.end(key)
 
     def _release(self, waiting: _Waiting) -> None:
         if waiting.is_read:

@@ -8,18 +8,18 @@ from torch import Tensor
 
 from loraplex.engine.config import LoraConfig
 from loraplex.engine.lora.load_budget import LoadBudget
-from loraplex.engine.lora.loader import Fitting, LoaderThread
+from loraplex.engine.lora.loader import AdapterSource, Fitting, LoaderThread
 from loraplex.engine.lora.memory.base import AdapterMemory
 from loraplex.engine.lora.memory.device_memory import DeviceAdapterMemory
 from loraplex.engine.lora.memory.host_cache import HostCache
 from loraplex.engine.lora.memory.host_memory import HostAdapterMemory
-from loraplex.engine.lora.memory.page_copy import CopyThread, CudaCopyStream, PageCopier
+from loraplex.engine.lora.memory.page_copy import CopyThread, CudaCopyStream
 from loraplex.engine.lora.memory.page_format import PageFormat
 from loraplex.engine.lora.memory.pinned_arena import PinnedArena
+from loraplex.engine.lora.page_geometry import MAX_RANK
 from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.lora.quarantine import QuarantineTracker
-from loraplex.engine.lora.site import MAX_RANK, LoraSite
-from loraplex.engine.lora.source import AdapterSource
+from loraplex.engine.lora.site import LoraSite
 
 SHARE_UNDER_WAY = 4
 """A quarter of the budget may be loading: more would evict adapters that running rows return to."""
@@ -76,7 +76,7 @@ def open_memory(
     if device.type == "cpu":
         return HostAdapterMemory(sites, pages, max_bytes=max_bytes, max_slots=max_slots, max_rank=max_rank)
     stream = CudaCopyStream(device)
-    copies = CopyThread(PageCopier(stream))
+    copies = CopyThread(stream)
     return DeviceAdapterMemory(
         sites,
         pages,

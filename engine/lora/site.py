@@ -10,11 +10,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-MAX_RANK = 256
-PAGE_RANKS = 16
-"""Rank rows of a page: the smallest K of a bf16 product on a tensor core, and a multiple of 16 bytes at every width."""
-ALIGNMENT = 16
-"""Alignment in bytes of every page: the widest load of a GPU."""
+from loraplex.engine.lora.page_geometry import MAX_RANK, PAGE_RANKS
+
 RANK, SCALES, A_PAGES = 0, 1, 2
 """Columns of an entry of `LoraSite.table`; the addresses of B's pages follow those of A's."""
 
@@ -77,30 +74,6 @@ class LoraSite:
     def max_pages(self) -> int:
         """Pages of A, and of B, that an entry of `table` has room for."""
         return (self.table.shape[2] - A_PAGES) // 2
-
-    def install(self, slot: int, slices: tuple[LoraSlice | None, ...]) -> None:
-        """Install an adapter's tensors in `slot`. On CUDA each starts at a multiple of `ALIGNMENT` bytes."""
-        self.slots[slot] = slices
-        self.table[slot] = torch.tensor([self._entry(s) for s in slices], dtype=torch.int64)
-
-    def remove(self, slot: int) -> None:
-        """Clear `slot`; its rank becomes 0, which has no effect in any kernel."""
-        self.slots.pop(slot, None)
-        self.table[slot] = 0
-
-    def _entry(self, part: LoraSlice | None) -> list[int]:
-        if part is None:
-            return [0] * self.table.shape[2]
-        scales = 0 if part.scales is None else part.scales.data_ptr()
-        pages = (*_pages(part.a, self.max_pages), *_pages(part.b, self.max_pages))
-        return [part.rank, scales, *pages]
-
-
-def _pages(matrix: torch.Tensor, max_pages: int) -> list[int]:
-    """Return addresses of the pages of a contiguous [rank, width], 0 beyond them."""
-    page_bytes = PAGE_RANKS * matrix.shape[1] * matrix.element_size()
-    pages = -(-matrix.shape[0] // PAGE_RANKS)
-    return [matrix.data_ptr() + page * page_bytes for page in range(pages)] + [0] * (max_pages - pages)
 
 
 def empty_table(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:

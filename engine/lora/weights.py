@@ -22,10 +22,6 @@ class LoraModule:
     def rank(self) -> int:
         return self.a.shape[0]
 
-    @property
-    def nbytes(self) -> int:
-        return self.a.nbytes + self.b.nbytes
-
 
 @dataclass(frozen=True, slots=True)
 class LoraWeights:
@@ -33,11 +29,3 @@ class LoraWeights:
 
     digest: str
     modules: Mapping[str, LoraModule]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(module.nbytes for module in self.modules.values())
-
-    @property
-    def max_rank(self) -> int:
-        return max((module.rank for module in self.modules.values()), default=0)

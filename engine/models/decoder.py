@@ -15,8 +15,8 @@ from loraplex.engine.kernels.rms_norm import rms_norm
 from loraplex.engine.kernels.sgmv import expand
 from loraplex.engine.layers.attention import Attention
 from loraplex.engine.layers.base_linear import BaseLinear
-from loraplex.engine.layers.choose_linear import make_linear
 from loraplex.engine.layers.embedding import Embedding
+from loraplex.engine.layers.linear import make_linear
 from loraplex.engine.layers.lora_linear import LoraLinear
 from loraplex.engine.layers.mlp import MLP
 from loraplex.engine.lora.batch import LoraBatch
@@ -50,7 +50,6 @@ class Decoder:
         config: ModelConfig,
         state: DecoderState,
         max_model_len: int,
-        max_adapter_slots: int = 1024,
         *,
         deterministic: bool = False,
     ) -> None:
@@ -62,7 +61,6 @@ class Decoder:
         self._deterministic = deterministic
         self.sites: list[LoraSite] = []
         self.projections: dict[str, LoraLinear] = {}
-        self.max_adapter_slots = max_adapter_slots
         embed = state.take_tensor("embed_tokens")
         self.device, self.dtype = embed.device, embed.dtype
         embed_site = self._site(("embed_tokens",), config.vocab_size, (config.hidden_size,))

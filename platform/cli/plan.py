@@ -9,10 +9,11 @@ import typer
 from rich.console import Console
 
 from loraplex.engine.capacity.memory_advice import Advice, memory_advice
-from loraplex.engine.capacity.memory_plan import MAX_RANK, Machine, MemoryPlan, Workload, plan_memory
+from loraplex.engine.capacity.memory_plan import Machine, MemoryPlan, Workload, plan_memory
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import EngineError
+from loraplex.engine.lora.page_geometry import MAX_RANK
 from loraplex.engine.models.config import ModelConfig
 from loraplex.platform.cli.command_context import exit_codes
 from loraplex.platform.cli.plan_cost import cost_document, cost_lines, measured

@@ -16,7 +16,7 @@ from loraplex.adapters.limits import DEFAULT_LIMITS
 from loraplex.adapters.loader import PeftAdapterSource
 from loraplex.adapters.validation.peft_config import parse_manifest
 from loraplex.engine.errors import AdapterLoadFailed
-from loraplex.engine.lora.source import AdapterSource
+from loraplex.engine.lora.loader import AdapterSource
 from loraplex.engine.lora.weights import PROJECTIONS, LoraWeights
 from loraplex.engine.messages import AdapterRef
 from loraplex.engine.models.config import ModelConfig
@@ -112,7 +112,8 @@ def test_an_overflow_in_the_requested_type_is_an_error(
     model_config: ModelConfig, peft_adapter: PeftFactory
 ) -> None:
     _, folder = peft_adapter(r=1, lora_alpha=900_000, target_modules=["q_proj"])
-    assert PeftAdapterSource(model_config, torch.bfloat16).load(reference(folder)).max_rank == 1
+    weights = PeftAdapterSource(model_config, torch.bfloat16).load(reference(folder))
+    assert {module.rank for module in weights.modules.values()} == {1}
     with pytest.raises(
         AdapterLoadFailed, match="lora_B.weight has values that are not finite as torch.float16"
     ):

@@ -30,9 +30,8 @@ from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.models.decoder import Decoder
 from loraplex.engine.models.decoder_state import DecoderState
 from loraplex.engine.models.parameters import decoder_parameters
-from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKinds
+from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKinds, StaticGroups
 from loraplex.engine.runner.cuda_graphs.buckets import Buckets
-from loraplex.engine.runner.cuda_graphs.static_groups import StaticGroups
 from loraplex.engine.runner.cuda_graphs.static_inputs import StaticBlocks, StaticInputs
 from loraplex.engine.runner.cuda_graphs.step_graphs import FinalStates, StepGraphs
 from loraplex.engine.runner.model_runner import ModelRunner
@@ -140,7 +139,7 @@ class Host:
         state = DecoderState()
         for parameter in decoder_parameters(config):
             state[parameter.name] = torch.empty(parameter.shape, dtype=torch.bfloat16, device=META)
-        self.decoder = Decoder(config, state, MAX_LENGTH, shape.rows)
+        self.decoder = Decoder(config, state, MAX_LENGTH)
         for site in self.decoder.sites:
             site.slots[0] = ()
         path = AdapterPath(False, make_workspace(self.decoder.sites, shape.tokens, META), shape.tokens)

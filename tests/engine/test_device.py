@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.device import DTYPES, check_products, choose_dtype
 from loraplex.engine.errors import ModelError
-from loraplex.engine.layers.dense_linear import Linear
+from loraplex.engine.layers.linear import Linear
 from loraplex.engine.model_loading import load_model
 
 CPU = torch.device("cpu")

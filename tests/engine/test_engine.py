@@ -271,10 +271,11 @@ def test_adapters_swap_within_a_budget_that_holds_two(
 ) -> None:
     names = [*ADAPTERS]
     source = Source(reference)
-    sizes = [
-        source.load(AdapterRef(namespace=NAMESPACE, digest=n, blob_path=str(f))).nbytes
+    adapters = [
+        source.load(AdapterRef(namespace=NAMESPACE, digest=n, blob_path=str(f)))
         for n, f in reference.folders.items()
     ]
+    sizes = [sum(each.a.nbytes + each.b.nbytes for each in one.modules.values()) for one in adapters]
     engine = harness(max_bytes=sum(sorted(sizes)[-2:]))
     for index, prompt in enumerate(prompts(15, seed=5)):
         engine.add(str(index), prompt, names[index % len(names)])

@@ -1,9 +1,11 @@
 """`Engine` with adapters in pages of an arena, as on a GPU but in host memory, and with adapters in 8 bits."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pytest
 import torch
+from tests.engine.lora.immediate_stream import ImmediateStream
 from tests.engine.test_engine import ADAPTERS, Harness, Reference, harnesses, prompts
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from loraplex.engine.errors import AdapterInexact
 from loraplex.engine.kernels import dispatch
 from loraplex.engine.lora import pool_factory
 from loraplex.engine.lora.memory.device_memory import DeviceAdapterMemory
-from loraplex.engine.lora.memory.page_copy import ImmediateStream, PageCopier
+from loraplex.engine.lora.memory.page_copy import copy_pages
 from loraplex.engine.lora.memory.page_format import PageFormat
 from loraplex.engine.lora.site import LoraSite
 
@@ -46,7 +48,7 @@ def in_pages(
         device=device,
         allocate_blob=allocate_blob,
         stream=ImmediateStream(),
-        start_copy=PageCopier(ImmediateStream()).copy,
+        start_copy=partial(copy_pages, ImmediateStream()),
     )
 
 

@@ -26,7 +26,8 @@ from loraplex.engine.kernels.cpu.numba_bridge import (
     width,
 )
 from loraplex.engine.lora.batch import GROUP_ROWS, LoraGroups
-from loraplex.engine.lora.site import A_PAGES, MAX_RANK, RANK, LoraSite
+from loraplex.engine.lora.page_geometry import MAX_RANK
+from loraplex.engine.lora.site import A_PAGES, RANK, LoraSite
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]

@@ -21,8 +21,8 @@ from loraplex.engine.kernels.triton.lora_pages import (
 )
 from loraplex.engine.kernels.triton.rms_norm import inverse_rms
 from loraplex.engine.kernels.triton.rotary import norm_weights, rotated, square_sums, store_part
-from loraplex.engine.lora.device_batch import SPLIT_K, PendingDelta
-from loraplex.engine.lora.site import PAGE_RANKS
+from loraplex.engine.lora.device_batch import PendingDelta
+from loraplex.engine.lora.page_geometry import PAGE_RANKS, SPLIT_K
 
 NUM_WARPS = 4
 MIN_COLUMNS = 16

@@ -17,7 +17,8 @@ from loraplex.engine.kernels.triton.lora_pages import (
     widened,
 )
 from loraplex.engine.lora.device_batch import DeviceLoraBatch
-from loraplex.engine.lora.site import PAGE_RANKS, LoraSite
+from loraplex.engine.lora.page_geometry import PAGE_RANKS
+from loraplex.engine.lora.site import LoraSite
 
 BLOCK_N = 1024
 NUM_WARPS = 4

@@ -22,8 +22,9 @@ from loraplex.engine.kernels.triton.lora_pages import (
     tile_hidden,
     widened,
 )
-from loraplex.engine.lora.device_batch import SPLIT_K, DeviceLoraBatch
-from loraplex.engine.lora.site import PAGE_RANKS, LoraSite
+from loraplex.engine.lora.device_batch import DeviceLoraBatch
+from loraplex.engine.lora.page_geometry import PAGE_RANKS, SPLIT_K
+from loraplex.engine.lora.site import LoraSite
 
 TILE_N = 128
 """Outputs per tensor-core program: with 4096 outputs 32 programs per chunk, so that even one adapter spreads over the GPU.

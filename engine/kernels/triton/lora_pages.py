@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 
 from loraplex.engine.kernels.triton.unpacking import byte_to_float
-from loraplex.engine.lora.site import PAGE_RANKS, LoraSite
+from loraplex.engine.lora.page_geometry import PAGE_RANKS
+from loraplex.engine.lora.site import LoraSite
 
 MAX_SLICES = 3
 """Slices that one launch takes: as many as qkv has."""

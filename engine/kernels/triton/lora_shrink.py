@@ -19,8 +19,9 @@ from loraplex.engine.kernels.triton.lora_pages import (
     rows_of_chunk,
     widened,
 )
-from loraplex.engine.lora.device_batch import SPLIT_K, DeviceLoraBatch
-from loraplex.engine.lora.site import PAGE_RANKS, LoraSite
+from loraplex.engine.lora.device_batch import DeviceLoraBatch
+from loraplex.engine.lora.page_geometry import PAGE_RANKS, SPLIT_K
+from loraplex.engine.lora.site import LoraSite
 
 TILE_BYTES = 512
 """Inputs of a row of x in a tensor-core tile: with three stages, most of a program's share of A is loaded at once."""

@@ -11,8 +11,8 @@ import triton.language as tl
 from loraplex.engine.kernels.triton.launch_plans import launch_kernel
 from loraplex.engine.kernels.triton.lora_expand import row_delta
 from loraplex.engine.kernels.triton.lora_pages import entry_at, hidden_ranks, is_aligned, page_type, rank_at
-from loraplex.engine.lora.device_batch import SPLIT_K, PendingDelta
-from loraplex.engine.lora.site import PAGE_RANKS
+from loraplex.engine.lora.device_batch import PendingDelta
+from loraplex.engine.lora.page_geometry import PAGE_RANKS, SPLIT_K
 
 WARP_COLUMNS = 512
 """Columns per warp: two loads of 16 bytes a thread, so that a row of 4096 loads all its bytes at once."""

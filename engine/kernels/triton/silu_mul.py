@@ -19,8 +19,8 @@ from loraplex.engine.kernels.triton.lora_pages import (
     rank_at,
     rows_of_chunk,
 )
-from loraplex.engine.lora.device_batch import SPLIT_K, PendingDelta
-from loraplex.engine.lora.site import PAGE_RANKS
+from loraplex.engine.lora.device_batch import PendingDelta
+from loraplex.engine.lora.page_geometry import PAGE_RANKS, SPLIT_K
 
 BLOCK = 1024
 """Columns per program: a load of 16 bytes of each half a thread, and 14 programs for one row of Llama 3 8B."""

@@ -28,11 +28,8 @@ class Placement:
 class AdapterMemory(Protocol):
     """One budget of bytes and `max_slots` slots."""
 
-    @property
-    def max_slots(self) -> int: ...
-
-    @property
-    def max_bytes(self) -> int: ...
+    max_slots: int
+    max_bytes: int
 
     @property
     def used_bytes(self) -> int: ...

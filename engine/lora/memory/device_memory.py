@@ -21,7 +21,8 @@ from loraplex.engine.lora.memory.rank_quantization import QuantizationReport, Qu
 from loraplex.engine.lora.memory.slab_allocator import Allocation, SlabAllocator, choose_slab_bytes
 from loraplex.engine.lora.memory.slot_entries import ModulePages
 from loraplex.engine.lora.memory.slot_tables import Contents, SlotTables
-from loraplex.engine.lora.site import PAGE_RANKS, LoraPart, LoraSite
+from loraplex.engine.lora.page_geometry import PAGE_RANKS
+from loraplex.engine.lora.site import LoraPart, LoraSite
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 
 MIN_SLAB_BYTES = 1 << 20
@@ -130,28 +131,20 @@ class DeviceAdapterMemory:
         start_copy: Callable[[PageCopy], None],
         end_copies: Callable[[], None] = lambda: None,
     ) -> None:
+        self.max_bytes = max_bytes
+        self.max_slots = max_slots
         self._sites = sites
         self._pages = pages
         self._tables = SlotTables(sites, max_slots, max_rank, device)
-        self._max_bytes = max_bytes
         self._arena = SlabAllocator(max_bytes, _slab_bytes(sites, pages, max_bytes))
         self._storage = torch.empty(self._arena.capacity_bytes, dtype=torch.uint8, device=device)
         self._base = self._storage.data_ptr()
         self._allocate_blob = allocate_blob
-        self._max_slots = max_slots
         self._stream = stream
         self._start_copy = start_copy
         self._end_copies = end_copies
         for site in sites:
             site.page_dtype = pages.page_dtype
-
-    @property
-    def max_slots(self) -> int:
-        return self._max_slots
-
-    @property
-    def max_bytes(self) -> int:
-        return self._max_bytes
 
     @property
     def used_bytes(self) -> int:

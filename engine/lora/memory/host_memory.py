@@ -26,35 +26,20 @@ class HostAdapterMemory:
     def __init__(
         self, sites: Sequence[LoraSite], pages: PageFormat, *, max_bytes: int, max_slots: int, max_rank: int
     ) -> None:
+        self.max_bytes = max_bytes
+        self.max_slots = max_slots
+        self.used_bytes = 0
+        self.waste_bytes = 0
         self._sites = sites
         self._pages = pages
         self._tables = SlotTables(sites, max_slots, max_rank, torch.device("cpu"))
-        self._max_bytes = max_bytes
-        self._max_slots = max_slots
-        self._used_bytes = 0
-
-    @property
-    def max_slots(self) -> int:
-        return self._max_slots
-
-    @property
-    def max_bytes(self) -> int:
-        return self._max_bytes
-
-    @property
-    def used_bytes(self) -> int:
-        return self._used_bytes
-
-    @property
-    def waste_bytes(self) -> int:
-        return 0
 
     def pack(self, weights: LoraWeights) -> PackedAdapter:
         elements = sum(module.a.numel() + module.b.numel() for module in weights.modules.values())
         nbytes = elements * self._pages.model_dtype.itemsize
-        if nbytes > self._max_bytes:
+        if nbytes > self.max_bytes:
             raise AdapterTooLarge(
-                f"adapter {weights.digest} takes {nbytes} bytes of at most {self._max_bytes}"
+                f"adapter {weights.digest} takes {nbytes} bytes of at most {self.max_bytes}"
             )
         modules, report = self._pages.rounded(weights, self._tables.names)
         return pack(
@@ -68,10 +53,10 @@ class HostAdapterMemory:
         )
 
     def fits(self, packed: PackedAdapter) -> bool:
-        return self._used_bytes + packed.nbytes <= self._max_bytes
+        return self.used_bytes + packed.nbytes <= self.max_bytes
 
     def victims(self, packed: PackedAdapter, idle: Iterable[Placement]) -> int | None:
-        missing, count = self._used_bytes + packed.nbytes - self._max_bytes, 0
+        missing, count = self.used_bytes + packed.nbytes - self.max_bytes, 0
         for placement in idle:
             if missing <= 0:
                 break
@@ -80,7 +65,7 @@ class HostAdapterMemory:
         return count if missing <= 0 else None
 
     def place(self, slot: int, packed: PackedAdapter) -> Placement:
-        self._used_bytes += packed.nbytes
+        self.used_bytes += packed.nbytes
         return Placement(slot, packed, packed.nbytes)
 
     def is_there(self, placement: Placement) -> bool:
@@ -98,7 +83,7 @@ class HostAdapterMemory:
         self._tables.clear(placement.slot)
         for site in self._sites:
             site.slots.pop(placement.slot, None)
-        self._used_bytes -= placement.nbytes
+        self.used_bytes -= placement.nbytes
 
     def close(self) -> None:
         """Do nothing: there are no threads."""

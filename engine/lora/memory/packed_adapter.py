@@ -12,10 +12,8 @@ from torch import Tensor
 
 from loraplex.engine.lora.memory.rank_quantization import QuantizationReport, QuantizedModule
 from loraplex.engine.lora.memory.slot_entries import ModulePages, TableRows, table_rows
-from loraplex.engine.lora.site import ALIGNMENT, PAGE_RANKS
+from loraplex.engine.lora.page_geometry import ALIGNMENT, MIN_SCALE_BYTES, PAGE_RANKS
 from loraplex.engine.lora.weights import LoraModule
-
-MIN_SCALE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)

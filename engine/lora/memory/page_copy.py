@@ -113,30 +113,26 @@ class PageCopy:
         return self._last is not None and self._last.is_reached()
 
 
-class PageCopier:
-    """Issues copies, at most `BATCHES_IN_FLIGHT` batches at once."""
+def copy_pages(stream: CopyStream, copy: PageCopy) -> None:
+    """Queue all copies of an adapter, at most `BATCHES_IN_FLIGHT` batches at once.
 
-    def __init__(self, stream: CopyStream) -> None:
-        self.stream = stream
-
-    def copy(self, copy: PageCopy) -> None:
-        """Queue all copies of an adapter. Waits for the device, so never call it in the step loop."""
-        stream, blob, storage = self.stream, copy.packed.blob, copy.storage
-        marks: deque[Mark] = deque()
-        stream.start_after(copy.after)
-        for batch in copy.batches():
-            if len(marks) == BATCHES_IN_FLIGHT:
-                marks.popleft().wait()
-            stream.copy(storage, blob, batch)
-            marks.append(stream.mark())
-        copy.issued(marks[-1] if marks else stream.mark())
+    Waits for the device, so never call it in the step loop.
+    """
+    marks: deque[Mark] = deque()
+    stream.start_after(copy.after)
+    for batch in copy.batches():
+        if len(marks) == BATCHES_IN_FLIGHT:
+            marks.popleft().wait()
+        stream.copy(copy.storage, copy.packed.blob, batch)
+        marks.append(stream.mark())
+    copy.issued(marks[-1] if marks else stream.mark())
 
 
 class CopyThread:
-    """One thread that issues copies in the order they were started."""
+    """One thread that issues copies to `stream` in the order they were started."""
 
-    def __init__(self, copier: PageCopier) -> None:
-        self._copier = copier
+    def __init__(self, stream: CopyStream) -> None:
+        self._stream = stream
         self._copies: SimpleQueue[PageCopy | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="adapter-copier", daemon=True)
         self._thread.start()
@@ -160,7 +156,7 @@ class CopyThread:
         if copy is None:
             return False
         try:
-            self._copier.copy(copy)
+            copy_pages(self._stream, copy)
         except Exception as error:  # noqa: BLE001 - raised in the step loop, which asks for the copy
             copy.fail(error)
         return True
@@ -203,31 +199,6 @@ class CudaCopyStream:
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(stream)
         return _CudaMark(event)
-
-
-class _Reached:
-    def is_reached(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        """Return at once."""
-
-
-class ImmediateStream:
-    """Copies at once: an arena in host memory."""
-
-    def computed(self) -> Mark | None:
-        return None
-
-    def start_after(self, mark: Mark | None) -> None:
-        """Do nothing: all work is done."""
-
-    def copy(self, target: Tensor, source: Tensor, spans: Iterable[Span]) -> None:
-        for begin, to, nbytes in spans:
-            target[to : to + nbytes] = source[begin : begin + nbytes]
-
-    def mark(self) -> Mark:
-        return _Reached()
 
 
 def _joined(packed: PackedAdapter, starts: Sequence[int]) -> Iterator[Span]:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loraplex.engine.lora.memory.packed_adapter import PackedAdapter
-from loraplex.engine.lora.site import A_PAGES, PAGE_RANKS, LoraPart, LoraSite, empty_table
+from loraplex.engine.lora.page_geometry import PAGE_RANKS
+from loraplex.engine.lora.site import A_PAGES, LoraPart, LoraSite, empty_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,21 +61,6 @@ class StaticInputs:
             tile_begins=self._zeros(tile_bound(tokens, rows)),
         )
 
-    @property
-    def buffers(self) -> tuple[Tensor, ...]:
-        chunks = self.chunks
-        return (
-            self.token_ids,
-            self.positions,
-            self.slots,
-            self.row_slots,
-            self.tables,
-            self.lengths,
-            self.sampled,
-            *(chunks.begins, chunks.ends, chunks.lengths, chunks.tables),
-            *(chunks.tile_chunks, chunks.tile_begins),
-        )
-
     def batch(self, shape: StepShape, lora: LoraBatch | None, sampled_lora: LoraBatch | None) -> ForwardBatch:
         """Return what a step of this shape reads."""
         return ForwardBatch(

@@ -23,7 +23,6 @@ from loraplex.engine.quantization.quantized_weight import QuantizedWeight
 from loraplex.engine.quantization.scheme import quantize_parameter
 
 MAX_LENGTH = 2048
-MAX_SLOTS = 128
 MAX_POSITIONS = 16_384
 """Longer than Llama-3's 8,192: a prompt of 8,192 tokens has an answer behind it."""
 
@@ -94,7 +93,7 @@ def loaded_model(
         state[name] = stored
         streamed += 0 if name == "embed_tokens" else _bytes(stored)
     weights_bytes = state.num_bytes
-    decoder = Decoder(config, state, max_length, MAX_SLOTS)
+    decoder = Decoder(config, state, max_length)
     loaded = LoadedModel(
         path=asked.model,
         digest=f"{shape.name} {scheme}",

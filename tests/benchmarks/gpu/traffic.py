@@ -115,9 +115,9 @@ def zipf(size: Size, device: torch.device, left: TimeLeft) -> Iterator[Line]:
         yield line("zipf/resident", resident, "tokens/s", **shape)
         adapters = engine.adapters
         for number in left.rounds(2):
-            loads, hits = adapters.num_loads, adapters.num_host_hits
+            loads, hits = adapters.num_loads, adapters.host.num_hits
             registered = output_rate(engine, rows, picks[size.registered])
-            from_host = adapters.num_host_hits - hits
+            from_host = adapters.host.num_hits - hits
             came = {"from_host": from_host, "from_source": adapters.num_loads - loads - from_host}
             name = ("cold", "warm")[number]
             yield line(f"zipf/registered, {name}", registered, "tokens/s", **shape, **came)

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import torch
 from tests.benchmarks.gpu import model as random_models
 from tests.benchmarks.kernels.gemm import random_weight
+from tests.engine.lora.immediate_stream import ImmediateStream
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -23,12 +24,10 @@ from loraplex.engine.capacity.memory_plan import Machine
 from loraplex.engine.kernels import dispatch
 from loraplex.engine.kernels.triton import launch_plans
 from loraplex.engine.lora import pool_factory
-from loraplex.engine.lora.memory.page_copy import ImmediateStream
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder_state import Weight
 from loraplex.engine.models.parameters import Parameter, decoder_parameters
 from loraplex.engine.quantization.scheme import quantize_parameter
-from loraplex.engine.runner.cuda_graphs import capture
 
 META = torch.device("meta")
 LAYERS = 2
@@ -133,7 +132,7 @@ def unfilled_engines() -> Iterator[Launches]:
             (dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON),
             (launch_plans, "_launch", launches.note),
             (runner_loading, "replays", lambda setting, device: setting == "auto"),
-            (capture, "CudaReplayer", OneRun),
+            (runner_loading, "CudaReplayer", OneRun),
             (pool_factory, "CudaCopyStream", lambda device: ImmediateStream()),
             (random_models, "machine_of", _machine),
             (random_models, "drawn_parameters", _undrawn),

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from loraplex.engine.kernels.dispatch import KernelBackend, backend_for
 from loraplex.engine.kernels.quantized_linear import quantized_linear
-from loraplex.engine.layers.choose_linear import make_linear
+from loraplex.engine.layers.linear import make_linear
 from loraplex.engine.quantization.groups import span_of
 from loraplex.engine.quantization.quantized_weight import (
     QuantizedWeight,

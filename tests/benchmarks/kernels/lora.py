@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from tests.benchmarks.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of, widened
 from tests.benchmarks.kernels.shapes import LayerShape
+from tests.engine.lora.installed_slices import install
 from torch import Tensor
 
 from loraplex.engine.kernels.group_rows import group_rows
@@ -132,7 +133,7 @@ class SiteCall:
         self.site.page_dtype = None if pages is dtype else pages
         for slot in range(adapters):
             parts = tuple(_slice(tensors, inputs, size, rank, pages) for size in sizes)
-            self.site.install(slot, parts)
+            install(self.site, slot, parts)
         self.x = tensors.normal(rows, inputs, dtype=dtype)
         self.y = tensors.normal(rows, sum(sizes), dtype=dtype)
 

@@ -32,9 +32,10 @@ from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, Schedu
 from loraplex.engine.engine import Engine
 from loraplex.engine.errors import AdapterLoadFailed, ModelError
 from loraplex.engine.lora.device_batch import make_workspace
-from loraplex.engine.lora.memory.packed_adapter import MIN_SCALE_BYTES, pack, page_bytes
+from loraplex.engine.lora.memory.packed_adapter import pack, page_bytes
 from loraplex.engine.lora.memory.rank_quantization import QuantizedModule, quantize_module
 from loraplex.engine.lora.memory.slab_allocator import SlabAllocator, choose_slab_bytes
+from loraplex.engine.lora.page_geometry import MIN_SCALE_BYTES
 from loraplex.engine.lora.site import make_site
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from tests.engine.interpreter_runs import INTERPRETING
+from tests.engine.lora.installed_slices import install
 from torch import Tensor
 
 from loraplex.engine.lora.batch import HostLoraBatch, group_rows
-from loraplex.engine.lora.site import A_PAGES, ALIGNMENT, PAGE_RANKS, LoraSite, LoraSlice, make_site
+from loraplex.engine.lora.page_geometry import ALIGNMENT, PAGE_RANKS
+from loraplex.engine.lora.site import A_PAGES, LoraSite, LoraSlice, make_site
 
 Ranks = dict[int, tuple[int, ...]]
 
@@ -171,7 +173,7 @@ def make_problem(
             else None
             for rank, size in zip(ranks, shape.sizes, strict=True)
         )
-        site.install(slot, parts)
+        install(site, slot, parts)
     problem = Problem(shape, site, x, y, group_rows(shape.rows, device))
     touched = problem.touched()
     x[~touched.any(dim=1)] = torch.nan

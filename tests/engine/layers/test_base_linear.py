@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from loraplex.engine.layers.base_linear import ROWS, FixedRowsLinear
-from loraplex.engine.layers.dense_linear import Linear
+from loraplex.engine.layers.linear import Linear
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ import torch
 
 from loraplex.engine.kernels.cpu import numba_bridge
 from loraplex.engine.layers import cpu_linear
-from loraplex.engine.layers.choose_linear import make_linear
 from loraplex.engine.layers.cpu_linear import BFloat16Linear
-from loraplex.engine.layers.dense_linear import Linear
+from loraplex.engine.layers.linear import Linear, make_linear
 
 pytestmark = pytest.mark.skipif(not numba_bridge.is_available(), reason="this CPU has no compiled body")
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from loraplex.engine.kernels.cpu import numba_bridge
-from loraplex.engine.layers.choose_linear import make_linear
 from loraplex.engine.layers.cpu_linear import IntegerLinear
-from loraplex.engine.layers.dense_linear import Linear
+from loraplex.engine.layers.linear import Linear, make_linear
 from loraplex.engine.quantization.quantized_weight import QuantizedWeight, quantize_int4, quantize_int8
 
 pytestmark = pytest.mark.skipif(not numba_bridge.is_available(), reason="this CPU has no compiled body")

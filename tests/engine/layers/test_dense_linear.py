@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from loraplex.engine.layers.dense_linear import Linear
+from loraplex.engine.layers.linear import Linear
 
 ROWS = 64
 

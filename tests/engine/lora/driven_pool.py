@@ -2,8 +2,10 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import torch
+from tests.engine.lora.immediate_stream import ImmediateStream
 from torch import Tensor
 
 from loraplex.engine.lora.load_budget import LoadBudget
@@ -12,7 +14,7 @@ from loraplex.engine.lora.memory.base import AdapterMemory
 from loraplex.engine.lora.memory.device_memory import DeviceAdapterMemory
 from loraplex.engine.lora.memory.host_cache import HostCache
 from loraplex.engine.lora.memory.host_memory import HostAdapterMemory
-from loraplex.engine.lora.memory.page_copy import ImmediateStream, PageCopier, PageCopy
+from loraplex.engine.lora.memory.page_copy import PageCopy, copy_pages
 from loraplex.engine.lora.memory.page_format import PageFormat
 from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.lora.quarantine import QuarantineTracker
@@ -91,7 +93,7 @@ def paged(
         device=CPU,
         allocate_blob=HostCache(0).blob,
         stream=ImmediateStream(),
-        start_copy=start_copy or PageCopier(ImmediateStream()).copy,
+        start_copy=start_copy or partial(copy_pages, ImmediateStream()),
     )
 
 

@@ -5,19 +5,22 @@ Figures of a particular card are printed; what must hold on any card is asserted
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
+from tests.engine.lora.immediate_stream import ImmediateStream
 from torch import Tensor
 
 from loraplex.engine.config import LoraConfig
 from loraplex.engine.lora import pool_factory
 from loraplex.engine.lora.memory.device_memory import DeviceAdapterMemory
-from loraplex.engine.lora.memory.page_copy import ImmediateStream, PageCopier
+from loraplex.engine.lora.memory.page_copy import copy_pages
 from loraplex.engine.lora.memory.page_format import PageFormat
+from loraplex.engine.lora.page_geometry import PAGE_RANKS
 from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.lora.residency import AdapterState
-from loraplex.engine.lora.site import A_PAGES, PAGE_RANKS, LoraSite, make_site
+from loraplex.engine.lora.site import A_PAGES, LoraSite, make_site
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef
 
@@ -60,7 +63,7 @@ def _in_host_memory(
         device=torch.device("cpu"),
         allocate_blob=allocate_blob,
         stream=ImmediateStream(),
-        start_copy=PageCopier(ImmediateStream()).copy,
+        start_copy=partial(copy_pages, ImmediateStream()),
     )
 
 
@@ -110,7 +113,7 @@ def bring(pool: AdapterPool, digest: str) -> None:
 
 def gathered(pool: AdapterPool, site: LoraSite, digest: str) -> tuple[Tensor, Tensor]:
     """A and B of the one slice, read from the addresses in the table."""
-    memory = pool._memory
+    memory = pool.memory
     assert isinstance(memory, DeviceAdapterMemory)
     entry = site.table[pool.slots()[ref(digest).key], 0].tolist()
     matrices = []
@@ -147,7 +150,7 @@ def test_swaps_bring_every_byte_and_ask_the_device_for_none(device: torch.device
                 assert torch.equal(b, expected.modules[site.names[0]].b.t())
         after = torch.cuda.memory_stats()["num_device_alloc"] if device.type == "cuda" else 0
         assert pool.num_evictions > 6 and after == before
-        assert device.type == "cpu" or pool.num_host_hits > 6
+        assert device.type == "cpu" or pool.host.num_hits > 6
     finally:
         pool.close()
 
@@ -171,7 +174,7 @@ def test_an_engine_without_adapters_takes_no_host_memory(
         device=accelerator,
     )
     pool.close()
-    assert pool.max_host_bytes == max_bytes
+    assert pool.host.max_bytes == max_bytes
 
 
 @pytest.mark.gpu

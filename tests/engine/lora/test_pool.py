@@ -19,7 +19,7 @@ from tests.engine.lora.driven_pool import (
 )
 
 from loraplex.engine.errors import AdapterLoadFailed, AdapterQuarantined, AdapterTooLarge
-from loraplex.engine.lora.site import ALIGNMENT
+from loraplex.engine.lora.page_geometry import ALIGNMENT
 
 MakePool = Callable[..., DrivenPool]
 
@@ -184,9 +184,9 @@ def test_a_forgotten_tenant_leaves_the_device_and_the_host(make_pool: MakePool) 
     pool.forget(b"another tenant")
     assert pool.resident_digests == ["a", "b"]
     pool.forget(ref("a").namespace)
-    assert pool.resident_digests == ["b"] and pool.host_bytes == 0
+    assert pool.resident_digests == ["b"] and pool.host.nbytes == 0
     pool.unpin(ref("b"))
     pool.forget(ref("b").namespace)
     assert pool.resident_digests == [] and pool.resident_bytes == 0
     pool.bring("a")
-    assert pool.num_host_hits == 0
+    assert pool.host.num_hits == 0

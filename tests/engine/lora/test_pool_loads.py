@@ -106,8 +106,8 @@ def test_the_loader_stops_while_too_much_waits_for_room(make_pool: MakePool) -> 
     pool.bring("pinned", rank=4)
     pool.pin(ref("pinned"))
     for index in range(3):
-        pool._budget.learn((b"t", str(index)), 1)
-        pool._budget._mean = 1.0
+        pool.budget.learn((b"t", str(index)), 1)
+        pool.budget._mean = 1.0
         pool.source.ranks[str(index)] = 4
         assert pool.prefetch(ref(str(index)))
     pool.wait()
@@ -183,8 +183,8 @@ def test_who_left_the_device_comes_back_from_host_memory(make_pool: MakePool) ->
     for digest in "aba":
         pool.bring(digest, rank=2)
     assert pool.source.loads == ["a", "b"]
-    assert (pool.num_loads, pool.num_evictions, pool.num_host_hits) == (3, 2, 1)
-    assert pool.host_bytes <= 100 * RANK_BYTES and pool.state(ref("a")) is RESIDENT
+    assert (pool.num_loads, pool.num_evictions, pool.host.num_hits) == (3, 2, 1)
+    assert pool.host.nbytes <= 100 * RANK_BYTES and pool.state(ref("a")) is RESIDENT
 
 
 def test_the_tier_is_where_an_adapter_comes_from(make_pool: MakePool) -> None:

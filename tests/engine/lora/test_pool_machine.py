@@ -115,7 +115,7 @@ class PoolMachine(RuleBasedStateMachine):
         slots = pool.slots()
         ranks = {digest: int(digest.split("-")[0]) for _, digest in slots}
         assert pool.resident_bytes <= pool.max_bytes <= self.budget * RANK_BYTES
-        assert pool.host_bytes <= pool._host.max_bytes
+        assert pool.host.nbytes <= pool.host.max_bytes
         assert self.pins.keys() <= ranks.keys() <= self.asked
         assert self.pins == {digest: pool.pins(digest) for digest in self.pins}
         assert pool.num_pinned == len(self.pins)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.runner.cuda_graphs.static_buffers import buffers_of
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -198,7 +199,7 @@ def test_padding_is_of_no_row_and_unknown_tokens_are_those_of_the_step_before(pa
     cpu = torch.device("cpu")
     rows = step_rows(5)
     inputs = static_inputs(cpu, packs)
-    for buffer in inputs.buffers:
+    for buffer in buffers_of(inputs):
         buffer.fill_(-9)
     assert inputs.fill(rows, DECODES, before(rows, cpu)).tolist() == [*range(5)]
     assert inputs.token_ids.tolist() == [0, 101, 2, 100, 4, 0, 0, 0, *[-9] * 8]
@@ -220,7 +221,7 @@ def test_chunks_of_a_captured_step_are_those_of_the_eager_one(packs: bool) -> No
     cpu = torch.device("cpu")
     rows = step_rows(5, [3, 1])
     inputs = static_inputs(cpu, packs)
-    for buffer in inputs.buffers:
+    for buffer in buffers_of(inputs):
         buffer.fill_(-9)
     inputs.fill(rows, MIXED, before(rows, cpu))
     batch = inputs.batch(MIXED, None, None)

@@ -10,10 +10,12 @@ from bisect import bisect
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import pytest
 import torch
+from tests.engine.lora.immediate_stream import ImmediateStream
 from torch import Tensor
 
 from loraplex.engine.batch.sequence import Sequence
@@ -25,7 +27,7 @@ from loraplex.engine.lora.load_budget import LoadBudget
 from loraplex.engine.lora.loader import Arrival
 from loraplex.engine.lora.memory.device_memory import DeviceAdapterMemory
 from loraplex.engine.lora.memory.host_cache import HostCache
-from loraplex.engine.lora.memory.page_copy import ImmediateStream, Mark, PageCopier, Span
+from loraplex.engine.lora.memory.page_copy import Mark, Span, copy_pages
 from loraplex.engine.lora.memory.page_format import PageFormat
 from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.lora.quarantine import QuarantineTracker
@@ -214,7 +216,7 @@ class Server:
         return (
             f"{name}: {self.rate:,.0f} tokens/s, wait p50 {waits[len(waits) // 2] * 1e3:.0f} ms,"
             f" p99 {waits[len(waits) * 99 // 100] * 1e3:.0f} ms, max {waits[-1] * 1e3:.0f} ms;"
-            f" {self.pool.num_loads} loads, {self.pool.num_host_hits} from host memory,"
+            f" {self.pool.num_loads} loads, {self.pool.host.num_hits} from host memory,"
             f" {distinct:.0f} adapters a step; host p50 {host[len(host) // 2] * 1e6:.0f} us,"
             f" p99 {host[len(host) * 99 // 100] * 1e6:.0f} us a step"
         )
@@ -234,7 +236,7 @@ def _pool(clock: Clock, resident: int) -> AdapterPool:
         device=CPU,
         allocate_blob=HostCache(0).blob,
         stream=stream,
-        start_copy=PageCopier(stream).copy,
+        start_copy=partial(copy_pages, stream),
     )
     loader, host = TimedLoader(clock, memory), HostCache(REGISTERED * nbytes)
     return AdapterPool(memory, loader, host, QuarantineTracker(3), LoadBudget(resident * nbytes // 4), clock)

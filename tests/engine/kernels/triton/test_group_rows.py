@@ -20,8 +20,7 @@ from loraplex.engine.lora.device_batch import (
     LoraPath,
     chunk_bound,
 )
-from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKind, AdapterKinds
-from loraplex.engine.runner.cuda_graphs.static_groups import StaticGroups
+from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKind, AdapterKinds, StaticGroups
 
 pytest.importorskip("triton")
 

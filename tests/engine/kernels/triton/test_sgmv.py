@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
+from tests.engine.lora.installed_slices import remove
 
 from loraplex.engine.kernels import dispatch
 from loraplex.engine.kernels.group_rows import group_on_device, group_rows
@@ -148,7 +149,7 @@ def test_removed_adapters_have_no_effect(
         pytest.skip("nothing new")
     problem = problem_of(shape, torch.float32, device)
     for slot in shape.ranks:
-        problem.site.remove(slot)
+        remove(problem.site, slot)
     problem.check(run(problem, grouped(problem)))
 
 

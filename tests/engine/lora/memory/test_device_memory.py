@@ -4,9 +4,11 @@ type.
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
+from tests.engine.lora.immediate_stream import ImmediateStream
 
 from loraplex.engine.errors import AdapterInexact, AdapterTooLarge
 from loraplex.engine.kernels.reference.sgmv import sgmv
@@ -14,9 +16,10 @@ from loraplex.engine.lora.batch import group_rows
 from loraplex.engine.lora.memory.base import Placement
 from loraplex.engine.lora.memory.device_memory import DeviceAdapterMemory
 from loraplex.engine.lora.memory.host_cache import HostCache
-from loraplex.engine.lora.memory.page_copy import ImmediateStream, PageCopier
+from loraplex.engine.lora.memory.page_copy import copy_pages
 from loraplex.engine.lora.memory.page_format import PageFormat
-from loraplex.engine.lora.site import A_PAGES, ALIGNMENT, PAGE_RANKS, LoraSite, make_site
+from loraplex.engine.lora.page_geometry import ALIGNMENT, PAGE_RANKS
+from loraplex.engine.lora.site import A_PAGES, LoraSite, make_site
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 
 CPU = torch.device("cpu")
@@ -42,7 +45,7 @@ def memory(places: Sequence[LoraSite], pages: PageFormat, max_bytes: int = 1 << 
         device=CPU,
         allocate_blob=HostCache(0).blob,
         stream=ImmediateStream(),
-        start_copy=PageCopier(ImmediateStream()).copy,
+        start_copy=partial(copy_pages, ImmediateStream()),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pytest
 import torch
 from tests.engine.lora.driven_pool import CPU, DrivenPool, Source, paged, ref
+from tests.engine.lora.immediate_stream import ImmediateStream
 from torch import Tensor
 
 from loraplex.engine.lora.memory import page_copy
@@ -17,11 +18,10 @@ from loraplex.engine.lora.memory.host_cache import HostCache
 from loraplex.engine.lora.memory.page_copy import (
     BATCHES_IN_FLIGHT,
     CopyThread,
-    ImmediateStream,
     Mark,
-    PageCopier,
     PageCopy,
     Span,
+    copy_pages,
 )
 from loraplex.engine.lora.memory.page_format import PageFormat
 from loraplex.engine.lora.residency import AdapterState
@@ -109,7 +109,7 @@ def test_few_batches_are_in_flight_at_once_and_the_last_one_arrives(monkeypatch:
     assert stream.log == ["computed"] and not pool.is_there(placement)
     with pytest.raises(RuntimeError, match="before it has come"):
         pool.install(placement)
-    PageCopier(stream).copy(started[0])
+    copy_pages(stream, started[0])
     assert stream.log[1] == "follow", "not before the kernels that may still read these pages"
     assert stream.log.count("mark") == LAYERS, "as many batches of two pages"
     assert stream.most_in_flight == BATCHES_IN_FLIGHT and stream.waits == LAYERS - BATCHES_IN_FLIGHT
@@ -125,7 +125,7 @@ def test_few_batches_are_in_flight_at_once_and_the_last_one_arrives(monkeypatch:
 def test_an_adapter_being_copied_is_loading_and_moves_no_other() -> None:
     """Through the whole pool: RESIDENT is an adapter all of which has come."""
     stream = Stream()
-    copies = CopyThread(PageCopier(stream))
+    copies = CopyThread(stream)
     pool = DrivenPool(
         Source(),
         1000,
@@ -158,7 +158,7 @@ def test_an_adapter_being_copied_is_loading_and_moves_no_other() -> None:
 def test_a_device_that_cannot_copy_breaks_the_engine_not_the_thread() -> None:
     stream = Stream()
     stream.broken = True
-    copies = CopyThread(PageCopier(stream))
+    copies = CopyThread(stream)
     pool, started = made(stream)
     placement = pool.place(0, pool.pack(adapter()))
     copies.start(started[0])

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from tests.engine.random_llama import save_random_llama
+from tests.engine.runner.cuda_graphs.static_buffers import buffers_of
 
 from loraplex.engine.batch.forward_batch import BatchRows, ForwardBatch, UnknownTokens
 from loraplex.engine.batch.host_transfers import HostTransfers
@@ -77,7 +78,7 @@ class SimulatedReplayer:
         return replay
 
     def _poison(self) -> None:
-        for buffer in self._inputs.buffers:
+        for buffer in buffers_of(self._inputs):
             buffer.fill_(POISON)
 
 

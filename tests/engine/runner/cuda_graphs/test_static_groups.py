@@ -7,9 +7,8 @@ import torch
 
 from loraplex.engine.batch.forward_batch import AdapterPath
 from loraplex.engine.lora.device_batch import FEW_ADAPTERS, LoraPath
-from loraplex.engine.runner.cuda_graphs import static_groups
-from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKind
-from loraplex.engine.runner.cuda_graphs.static_groups import StaticGroups
+from loraplex.engine.runner.cuda_graphs import adapter_kinds
+from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKind, StaticGroups
 
 Call = tuple[LoraPath, int]
 
@@ -23,7 +22,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
         assert is_static
         found.append((path, adapters))
 
-    monkeypatch.setattr(static_groups, "group_on_device", group)
+    monkeypatch.setattr(adapter_kinds, "group_on_device", group)
     return found
 
 

@@ -14,9 +14,8 @@ from loraplex.engine.batch.forward_batch import AdapterPath
 from loraplex.engine.kernels import dispatch
 from loraplex.engine.model_loading import LoadedModel
 from loraplex.engine.runner.cuda_graphs import buckets
-from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKind, AdapterKinds
+from loraplex.engine.runner.cuda_graphs.adapter_kinds import AdapterKind, AdapterKinds, StaticGroups
 from loraplex.engine.runner.cuda_graphs.buckets import StepShape
-from loraplex.engine.runner.cuda_graphs.static_groups import StaticGroups
 
 if TYPE_CHECKING:
     from tests.engine.conftest import ScriptedMask
