@@ -9,6 +9,7 @@ from typing import Final
 from uuid import UUID
 
 from sqlalchemy import case, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants import running_requests
 from loraplex.tenants.admission import fences
@@ -69,7 +70,7 @@ async def delete(uow: UnitOfWork, tenant_id: UUID, name: str, *, seen: int | Non
     if aliases := await AliasRepository(uow.session, tenant_id).list(name):
         names = ", ".join(each.alias for each in aliases)
         raise InUse(f"adapter {name} has these aliases: {names}; delete them first")
-    await require_idle(uow, adapter, (await uow.session.scalars(present(adapter))).all())
+    await require_idle(uow.session, adapter, (await uow.session.scalars(present(adapter))).all())
     await _remove(uow, adapter)
     before = {"description": adapter.description}
     await uow.audit.record("adapter.delete", target(name), before, tenant_id=tenant_id)
@@ -102,7 +103,7 @@ async def _remove(uow: UnitOfWork, adapter: Adapter) -> None:
 
 
 async def require_idle(
-    uow: UnitOfWork, adapter: Adapter, versions: Sequence[AdapterVersion], *, forced: bool = False
+    session: AsyncSession, adapter: Adapter, versions: Sequence[AdapterVersion], *, forced: bool = False
 ) -> None:
     """Raise `InUse` while one of the versions is being validated or, unless `forced`, requests run on their weights."""
     for version in versions:
@@ -115,7 +116,7 @@ async def require_idle(
         ReservationRow.adapter_id == adapter.id,
         ReservationRow.digest.in_({version.digest for version in versions if version.digest is not None}),
     )
-    if count := await uow.session.scalar(running):
+    if count := await session.scalar(running):
         raise InUse(f"{count} requests run on adapter {adapter.name} with these weights; try later")
 
 

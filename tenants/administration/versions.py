@@ -128,7 +128,7 @@ async def _deleted(
     before = record.state
     if before != DELETING:
         await _require_unaliased(uow, adapter, version)
-        await require_idle(uow, adapter, [record], forced=forced)
+        await require_idle(uow.session, adapter, [record], forced=forced)
         record.state = DELETING
         record.blob_deleted_at = datetime.now(UTC) if record.digest is None else None
         await uow.session.flush()

@@ -25,6 +25,7 @@ from tests.platform.use_cases.walked_world import (
 )
 
 from loraplex import adapters, tenants
+from loraplex.adapters.versions.lifecycle import register_folder
 from loraplex.adapters.versions.pending_folders import GATEWAYS_LOCK, PENDING_FOLDER, PendingFolders
 from loraplex.platform import auth
 from loraplex.tenants import installation
@@ -123,7 +124,7 @@ async def assert_published(world: World, before: Dump) -> None:
 
 def test_every_use_case_is_walked() -> None:
     """A use case is a public coroutine function with an author: an `Actor`, or a unit of work, which has one. Those that
-    register a version are methods of a server's uploads and pushes: see `test_push_ways.py`.
+    register a version are methods of a server's uploads and pushes, which share `register_folder`: see `test_push_ways.py`.
     """
     found = set()
     packages = (adapters, auth, tenants)
@@ -133,5 +134,5 @@ def test_every_use_case_is_walked() -> None:
             if iscoroutinefunction(each) and not name.startswith("_"):
                 types = each.__annotations__.values()
                 found |= {each} if any(kind in (UnitOfWork, Actor) for kind in types) else set()
-    apart = RUN_BY_GATEWAYS | of_people.BY_PEOPLE
+    apart = {register_folder} | RUN_BY_GATEWAYS | of_people.BY_PEOPLE
     assert found == {use_case.function for use_case in ALL} | apart
