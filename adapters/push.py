@@ -34,7 +34,7 @@ from loraplex.tenants.names import check_adapter_name
 from loraplex.tenants.registry import use_cases as aliases
 from loraplex.tenants.registry.adapters import AdapterRepository, profile_of
 from loraplex.tenants.registry.aliases import AliasRepository
-from loraplex.tenants.registry.records import ABSENT, SERVING_STATES, WHOLE, AdapterProfile, ProfileChange
+from loraplex.tenants.registry.records import SERVING_STATES, WHOLE, AdapterProfile, ProfileChange
 from loraplex.tenants.registry.resolution import PRODUCTION
 from loraplex.tenants.registry.storage_quota import StorageQuota
 from loraplex.tenants.registry.versions import PendingVersion
@@ -259,10 +259,13 @@ async def _is_first(uow: UnitOfWork, tenant_id: UUID, name: str, record: Adapter
 
     An interrupted push therefore promotes the version when it is repeated. A version that has had an alias lost it on purpose.
     """
-    aliases_of = AliasRepository(uow.session, tenant_id)
-    if record.aliased_at is not None or await aliases_of.generation(name, PRODUCTION) != ABSENT:
+    adapters = AdapterRepository(uow.session, tenant_id)
+    # Locked: of two first pushes one promotes.
+    adapter = await adapters.locked(name)
+    production = await AliasRepository(uow.session, tenant_id).find(adapter, PRODUCTION)
+    if record.aliased_at is not None or production is not None:
         return False
-    present = await AdapterRepository(uow.session, tenant_id).versions(name)
+    present = await adapters.versions(name)
     return not any(each.version < record.version and each.state in SERVING_STATES for each in present)
 
 

@@ -10,11 +10,11 @@ from uuid import UUID
 from sqlalchemy import select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.errors import AliasMoved, AliasNotFound, InvalidField, NoPreviousVersion
+from loraplex.tenants.errors import AliasNotFound, InvalidField
 from loraplex.tenants.models import Adapter, AdapterAlias, AliasTarget
-from loraplex.tenants.names import ALIAS_NAME, check_alias_name, is_name
+from loraplex.tenants.names import ALIAS_NAME, is_name
 from loraplex.tenants.registry.adapters import AdapterRepository
-from loraplex.tenants.registry.records import ABSENT, MAX_TARGETS, WHOLE, AliasDocument
+from loraplex.tenants.registry.records import MAX_TARGETS, WHOLE, AliasDocument
 
 
 class AliasRepository:
@@ -45,66 +45,8 @@ class AliasRepository:
 
     async def get(self, name: str, alias: str) -> AliasDocument:
         """Raises `AdapterNotFound` or `AliasNotFound`."""
-        record = await self._existing(await self._adapters.get(name), alias)
-        return await self._document(name, record)
-
-    async def generation(self, name: str, alias: str) -> int:
-        """The alias's generation, `ABSENT` for none; it stays until the transaction ends.
-
-        Raises `AdapterNotFound`, `InvalidName`.
-        """
-        record = await self._find(await self._adapters.locked(name), check_alias_name(alias))
-        return ABSENT if record is None else record.generation
-
-    async def set(
-        self, name: str, alias: str, targets: Mapping[int, int], expected: int | None = None
-    ) -> AliasDocument:
-        """Point `alias` to ready versions; the same targets again change nothing.
-
-        `expected` is the generation that the caller has read, `ABSENT` for no alias; None for any.
-        Raises `InvalidField`, `AdapterNotFound`, `VersionNotFound`, `VersionNotReady`, `AliasMoved`.
-        """
-        check_targets(targets)
-        adapter = await self._adapters.locked(name)
-        for version in targets:
-            await self._adapters.check_ready(adapter, version)
-        record = await self._find(adapter, check_alias_name(alias))
-        self._check_expected(name, alias, record, expected)
-        if record is None:
-            keys = {"adapter_id": adapter.id, "tenant_id": self._tenant_id, "alias": alias}
-            record = AdapterAlias(**keys, generation=1, updated_at=datetime.now(UTC))
-            self._session.add(record)
-            await self._session.flush()
-            await self._write_targets(record, targets)
-        elif await self._targets(record, record.generation) != targets:
-            await self._move(record, targets)
-        return await self._document(name, record)
-
-    async def rollback(self, name: str, alias: str, expected: int | None = None) -> AliasDocument:
-        """Point `alias` back to its previous targets; a second time in a row changes nothing.
-
-        Raises `AdapterNotFound`, `AliasNotFound`, `AliasMoved`, `NoPreviousVersion` or `VersionNotReady`.
-        """
-        adapter = await self._adapters.locked(name)
-        record = await self._existing(adapter, alias)
-        self._check_expected(name, alias, record, expected)
-        if record.previous_generation is None:
-            raise NoPreviousVersion(f"{name}:{alias} has been where it is now from its beginning")
-        targets = await self._targets(record, record.previous_generation)
-        for version in targets:
-            await self._adapters.check_ready(adapter, version)
-        await self._move(record, targets)
-        return await self._document(name, record)
-
-    async def delete(self, name: str, alias: str, expected: int | None = None) -> AliasDocument:
-        """Delete an alias and return its last state. Raises `AdapterNotFound`, `AliasNotFound` or `AliasMoved`."""
-        adapter = await self._adapters.locked(name)
-        record = await self._existing(adapter, alias)
-        self._check_expected(name, alias, record, expected)
-        last = await self._document(name, record)
-        await self._session.delete(record)
-        await self._session.flush()
-        return last
+        record = await self.existing(await self._adapters.get(name), alias)
+        return await self.document(name, record)
 
     async def pointing_to(self, adapter: Adapter, version: int) -> Sequence[str]:
         """The aliases that point to `version` now."""
@@ -120,21 +62,28 @@ class AliasRepository:
         )
         return (await self._session.scalars(query.order_by(AdapterAlias.alias))).all()
 
-    async def _move(self, record: AdapterAlias, targets: Mapping[int, int]) -> None:
-        record.previous_generation, record.generation = record.generation, record.generation + 1
-        record.updated_at = datetime.now(UTC)
+    async def lead(
+        self, adapter: Adapter, alias: str, record: AdapterAlias | None, targets: Mapping[int, int]
+    ) -> AdapterAlias:
+        """Begin the next generation of an alias, or for None its first."""
+        now = datetime.now(UTC)
+        keys = {"adapter_id": adapter.id, "alias": alias, "tenant_id": self._tenant_id}
+        if record is None:
+            record = AdapterAlias(**keys, generation=1, updated_at=now)
+            self._session.add(record)
+        else:
+            record.previous_generation, record.generation = record.generation, record.generation + 1
+            record.updated_at = now
         await self._session.flush()
-        await self._write_targets(record, targets)
-
-    async def _write_targets(self, record: AdapterAlias, targets: Mapping[int, int]) -> None:
-        keys = {"adapter_id": record.adapter_id, "alias": record.alias, "tenant_id": self._tenant_id}
         for version, weight in targets.items():
             self._session.add(
                 AliasTarget(**keys, generation=record.generation, version=version, weight=weight)
             )
         await self._session.flush()
+        return record
 
-    async def _document(self, name: str, record: AdapterAlias) -> AliasDocument:
+    async def document(self, name: str, record: AdapterAlias) -> AliasDocument:
+        """The alias of a row, of the adapter `name`."""
         return (await self._documents(name, [record]))[0]
 
     async def _documents(self, name: str, records: Sequence[AdapterAlias]) -> Sequence[AliasDocument]:
@@ -162,29 +111,16 @@ class AliasRepository:
             for record in records
         ]
 
-    async def _targets(self, record: AdapterAlias, generation: int) -> dict[int, int]:
-        query = select(AliasTarget.version, AliasTarget.weight).where(
-            AliasTarget.adapter_id == record.adapter_id,
-            AliasTarget.alias == record.alias,
-            AliasTarget.generation == generation,
-        )
-        return {version: weight for version, weight in await self._session.execute(query)}
-
-    async def _existing(self, adapter: Adapter, alias: str) -> AdapterAlias:
-        record = await self._find(adapter, alias) if is_name(alias, ALIAS_NAME) else None
+    async def existing(self, adapter: Adapter, alias: str) -> AdapterAlias:
+        """Raises `AliasNotFound`."""
+        record = await self.find(adapter, alias) if is_name(alias, ALIAS_NAME) else None
         if record is None:
             raise AliasNotFound(f"adapter {adapter.name} has no alias {alias[:80]!r}")
         return record
 
-    async def _find(self, adapter: Adapter, alias: str) -> AdapterAlias | None:
+    async def find(self, adapter: Adapter, alias: str) -> AdapterAlias | None:
+        """The alias; None if there is none."""
         return await self._session.get(AdapterAlias, (adapter.id, alias))
-
-    def _check_expected(
-        self, name: str, alias: str, record: AdapterAlias | None, expected: int | None
-    ) -> None:
-        now = ABSENT if record is None else record.generation
-        if expected is not None and expected != now:
-            raise AliasMoved(f"{name}:{alias} has moved since it was read")
 
 
 def check_targets(targets: Mapping[int, int]) -> None:

@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from loraplex.tenants.registry.aliases import AliasRepository
+from loraplex.tenants.errors import AliasMoved, NoPreviousVersion
+from loraplex.tenants.models import Adapter
+from loraplex.tenants.names import check_alias_name
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.aliases import AliasRepository, check_targets
 from loraplex.tenants.registry.records import ABSENT, AliasDocument
 from loraplex.tenants.unit_of_work import UnitOfWork
 
@@ -26,13 +30,18 @@ async def move(
     `seen`: the generation that the author has read, `ABSENT` for no alias, None for any. Raises `InvalidField`,
     `AdapterNotFound`, `VersionNotFound`, `VersionNotReady`, `AliasMoved`.
     """
+    check_targets(targets)
     aliases = AliasRepository(uow.session, tenant_id)
-    before = await aliases.generation(name, alias) if seen is None else seen
-    state = await aliases.set(name, alias, targets, before)
-    if state.revision != before:
-        action = "alias.create" if before == ABSENT else "alias.move"
-        await uow.audit.record(action, target(state), *_moved(state), tenant_id=tenant_id)
-    return state
+    adapter = await _ready(uow, tenant_id, name, targets)
+    record = await aliases.find(adapter, check_alias_name(alias))
+    before = None if record is None else await aliases.document(name, record)
+    _require_seen(name, alias, ABSENT if before is None else before.revision, seen)
+    if before is not None and before.targets == targets:
+        return before
+    moved = await aliases.document(name, await aliases.lead(adapter, alias, record, targets))
+    action = "alias.create" if before is None else "alias.move"
+    await uow.audit.record(action, target(moved), *_moved(moved), tenant_id=tenant_id)
+    return moved
 
 
 async def roll_back(
@@ -42,9 +51,17 @@ async def roll_back(
 
     Raises `AdapterNotFound`, `AliasNotFound`, `AliasMoved`, `NoPreviousVersion`, `VersionNotReady`.
     """
-    state = await AliasRepository(uow.session, tenant_id).rollback(name, alias, seen)
-    await uow.audit.record("alias.rollback", target(state), *_moved(state), tenant_id=tenant_id)
-    return state
+    aliases = AliasRepository(uow.session, tenant_id)
+    adapter = await AdapterRepository(uow.session, tenant_id).locked(name)
+    record = await aliases.existing(adapter, alias)
+    _require_seen(name, alias, record.generation, seen)
+    targets = (await aliases.document(name, record)).previous_targets
+    if not targets:
+        raise NoPreviousVersion(f"{name}:{alias} has been where it is now from its beginning")
+    await _ready(uow, tenant_id, name, targets)
+    moved = await aliases.document(name, await aliases.lead(adapter, alias, record, targets))
+    await uow.audit.record("alias.rollback", target(moved), *_moved(moved), tenant_id=tenant_id)
+    return moved
 
 
 async def delete(
@@ -54,10 +71,30 @@ async def delete(
 
     Raises `AdapterNotFound`, `AliasNotFound`, `AliasMoved`.
     """
-    last = await AliasRepository(uow.session, tenant_id).delete(name, alias, seen)
+    aliases = AliasRepository(uow.session, tenant_id)
+    adapter = await AdapterRepository(uow.session, tenant_id).locked(name)
+    record = await aliases.existing(adapter, alias)
+    _require_seen(name, alias, record.generation, seen)
+    last = await aliases.document(name, record)
+    await uow.session.delete(record)
+    await uow.session.flush()
     before = {"targets": last.targets}
     await uow.audit.record("alias.delete", target(last), before, tenant_id=tenant_id)
     return last
+
+
+async def _ready(uow: UnitOfWork, tenant_id: UUID, name: str, targets: Mapping[int, int]) -> Adapter:
+    """Return the adapter, locked until the transaction ends. Raises `AdapterNotFound`, `VersionNotFound`, `VersionNotReady`."""
+    adapters = AdapterRepository(uow.session, tenant_id)
+    adapter = await adapters.locked(name)
+    for version in targets:
+        await adapters.check_ready(adapter, version)
+    return adapter
+
+
+def _require_seen(name: str, alias: str, present: int, seen: int | None) -> None:
+    if seen is not None and seen != present:
+        raise AliasMoved(f"{name}:{alias} has moved since it was read")
 
 
 def _moved(state: AliasDocument) -> tuple[dict[str, Any] | None, dict[str, Any]]:

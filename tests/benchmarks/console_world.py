@@ -13,7 +13,7 @@ import httpx
 from fastapi import FastAPI
 from sqlalchemy import text
 from tests.benchmarks.ledger_rows import LedgerShape, months_until
-from tests.tenants.registry_records import RegistryWriter
+from tests.tenants.registry_records import AliasWriter, RegistryWriter
 from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched
 
 from loraplex.platform.bench.report import BenchFailed
@@ -24,13 +24,15 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.invoices.invoices import invoice_id
 from loraplex.tenants.invoices.months import Month
+from loraplex.tenants.people.memberships import MembershipRepository
+from loraplex.tenants.people.sessions import ABSOLUTE, NewSession, SessionRepository
+from loraplex.tenants.people.users import UserRepository
 from loraplex.tenants.people import memberships, users
 from loraplex.tenants.people.sessions import (
     Area,
     Client,
     open_session,
 )
-from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.unit_of_work import unit_of_work
 
 AUDITED: Final = 2000
@@ -121,7 +123,7 @@ async def load_registry(database: Database) -> None:
             version = await RegistryWriter(session, tenant_id).add_version(
                 name, digest=tenant_id.hex * 2, size_bytes=1 << 20, rank=8, config={}, report={}
             )
-            await AliasRepository(session, tenant_id).set(name, "production", {version.version: 100})
+            await AliasWriter(session, tenant_id).set(name, "production", {version.version: 100})
     async with database.as_operator() as session:
         await session.execute(text("ANALYZE audit_entries, adapters, adapter_versions, api_keys"))
 

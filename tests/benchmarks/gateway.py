@@ -24,7 +24,7 @@ import uvicorn
 from tests.benchmarks.admission import opened_stores
 from tests.benchmarks.bodies import earlier_checkout
 from tests.benchmarks.checkout import CHECKOUT
-from tests.tenants.registry_records import RegistryWriter
+from tests.tenants.registry_records import AliasWriter, RegistryWriter
 
 from loraplex.adapters.limits import UploadConfig
 from loraplex.engine.fake_engine import FakeEngine
@@ -38,7 +38,6 @@ from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota
-from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.scopes import INFERENCE
 
 MODULE: Final = "tests.benchmarks.gateway"
@@ -193,7 +192,7 @@ async def create_tenant(database: Database) -> str:
         version = await adapters.add_version(
             ADAPTER, digest="a" * 64, size_bytes=1, rank=8, config={}, report={}
         )
-        await AliasRepository(session, tenant.id).set(ADAPTER, "production", {version.version: 100})
+        await AliasWriter(session, tenant.id).set(ADAPTER, "production", {version.version: 100})
     return issued.plaintext
 
 

@@ -12,7 +12,7 @@ import httpx
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.end_to_end.gateway_farm import MODEL
 from tests.end_to_end.priced_load import Caller
-from tests.tenants.registry_records import RegistryWriter
+from tests.tenants.registry_records import AliasWriter, RegistryWriter
 
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -23,7 +23,6 @@ from loraplex.tenants.billing.rate_cards import RateCards
 from loraplex.tenants.billing.tenant_billing import TenantBillings
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota
-from loraplex.tenants.registry.aliases import AliasRepository
 
 LIMITS: Final = {"tokens_per_day": 10**9, "tokens_per_month": 10**10, "budget_per_month": 10**12}
 CURRENCIES: Final = {"acme": "USD", "other": "EUR"}
@@ -104,7 +103,7 @@ async def add_adapter(session: AsyncSession, tenant_id: UUID, name: str, digest:
     adapters = RegistryWriter(session, tenant_id)
     made = await adapters.get_or_create(name)
     version = await adapters.add_version(name, digest=digest, size_bytes=1, rank=8, config={}, report={})
-    await AliasRepository(session, tenant_id).set(name, "production", {version.version: 100})
+    await AliasWriter(session, tenant_id).set(name, "production", {version.version: 100})
     return made.id
 
 

@@ -1,5 +1,6 @@
 """Tenants and adapter versions for tests of the tenants package."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import Any, cast
 from uuid import UUID
@@ -13,8 +14,10 @@ from loraplex.tenants.administration import adapters, versions
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, NameTaken
 from loraplex.tenants.models import Adapter, AdapterVersion
+from loraplex.tenants.registry import use_cases
 from loraplex.tenants.registry.adapters import AdapterRepository, set_profile
-from loraplex.tenants.registry.records import AdapterProfile
+from loraplex.tenants.registry.aliases import AliasRepository
+from loraplex.tenants.registry.records import AdapterProfile, AliasDocument
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 
@@ -48,6 +51,35 @@ class RegistryWriter(AdapterRepository):
         return record
 
 
+class AliasWriter(AliasRepository):
+    """Moves, rolls back and deletes aliases in any session."""
+
+    async def set(
+        self, name: str, alias: str, targets: Mapping[int, int], expected: int | None = None
+    ) -> AliasDocument:
+        uow = unit(self._session, self._tenant_id)
+        return await use_cases.move(uow, self._tenant_id, name, alias, targets, seen=expected)
+
+    async def rollback(self, name: str, alias: str, expected: int | None = None) -> AliasDocument:
+        uow = unit(self._session, self._tenant_id)
+        return await use_cases.roll_back(uow, self._tenant_id, name, alias, seen=expected)
+
+    async def delete(self, name: str, alias: str, expected: int | None = None) -> AliasDocument:
+        uow = unit(self._session, self._tenant_id)
+        return await use_cases.delete(uow, self._tenant_id, name, alias, seen=expected)
+
+
+def unit(session: AsyncSession, tenant_id: UUID) -> UnitOfWork:
+    """A unit of work in a transaction that is open already. It leaves no audit entry, so that tests count only theirs."""
+    uow = UnitOfWork(session, system_actor("test"), tenant_id, cast("Database", None), ExitStack())
+    uow.audit.record = _unrecorded  # type: ignore[method-assign]
+    return uow
+
+
+async def _unrecorded(*_: object, **__: object) -> None:
+    """Record nothing."""
+
+
 def digest(number: int) -> str:
     return f"{number:064x}"
 
@@ -72,7 +104,7 @@ async def set_state(session: AsyncSession, state: str) -> None:
 
 async def delete(session: AsyncSession, tenant_id: UUID, name: str, version: int | None = None) -> None:
     """Delete an adapter or one version, whether requests run on it or not."""
-    uow = UnitOfWork(session, system_actor("test"), tenant_id, cast("Database", None), ExitStack())
+    uow = unit(session, tenant_id)
     if version is None:
         await adapters.force_delete(uow, tenant_id, name, end_running=False)
     else:

@@ -8,14 +8,13 @@ import psycopg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
-from tests.tenants.registry_records import RegistryWriter, add, make_tenant
+from tests.tenants.registry_records import AliasWriter, RegistryWriter, add, make_tenant
 
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import ROLES, Database
 from loraplex.tenants.errors import RoleUnsafe
 from loraplex.tenants.models import Base
-from loraplex.tenants.registry.aliases import AliasRepository
 
 pytestmark = pytest.mark.parametrize("postgres_major", POSTGRES_MAJORS, indirect=True)
 UNGUARDED = """
@@ -206,7 +205,7 @@ async def test_changes_that_affect_requests_advance_the_policy_epoch(database: D
     epoch = partial(epoch_of, database, mine)
     before = await epoch()
     async with database.as_tenant(mine) as session:
-        await AliasRepository(session, mine).set("support", "production", {1: 100})
+        await AliasWriter(session, mine).set("support", "production", {1: 100})
         await add(RegistryWriter(session, mine), 2)
         await session.execute(text("UPDATE adapter_versions SET report = '{}'"))
     seen = [await epoch()]

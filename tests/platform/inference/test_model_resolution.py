@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.platform.auth.authentication import Clock
 from tests.platform.web.test_planes import caller_of
-from tests.tenants.registry_records import RegistryWriter, make_tenant
+from tests.tenants.registry_records import AliasWriter, RegistryWriter, make_tenant
 
 from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.errors import ModelNotFound
@@ -20,7 +20,6 @@ from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.inference.model_resolution import KnownModels
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable
-from loraplex.tenants.registry.aliases import AliasRepository
 
 KNOWN_S = 300.0
 
@@ -66,7 +65,7 @@ async def world(database: Database) -> AsyncIterator[World]:
         version = await adapters.add_version(
             "pirate", digest="a" * 64, size_bytes=1, rank=8, config={}, report={}
         )
-        await AliasRepository(session, tenant_id).set("pirate", "production", {version.version: 100})
+        await AliasWriter(session, tenant_id).set("pirate", "production", {version.version: 100})
     yield World(losable, await caller_of(database, tenant_id))
     await losable.close()
 

@@ -6,12 +6,11 @@ from typing import Any, Final
 from tests.platform.use_cases.use_case import UseCase
 from tests.platform.use_cases.walked_world import NO_ID, Outcome, World
 from tests.platform.web.upload_server import declared
-from tests.tenants.registry_records import RegistryWriter, digest
+from tests.tenants.registry_records import AliasWriter, RegistryWriter, digest
 
 from loraplex.adapters.uploads import use_cases as uploads
 from loraplex.tenants.administration import adapters, versions
 from loraplex.tenants.registry import use_cases as aliases
-from loraplex.tenants.registry.aliases import AliasRepository
 
 FILES: Final = {"files": declared({"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"})}
 TENANT: Final = ("--tenant", "harbor")
@@ -30,7 +29,7 @@ async def _add(
             )
         for alias, targets in moves.items():
             for target in targets:
-                await AliasRepository(session, world.tenant_id).set(name, alias, {target: 100})
+                await AliasWriter(session, world.tenant_id).set(name, alias, {target: 100})
 
 
 async def _idle_and_busy(world: World) -> None:

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI
 from tests.platform.fake_admissions import FakeAdmissions
 from tests.platform.web.upload_server import UploadHome
-from tests.tenants.registry_records import RegistryWriter
+from tests.tenants.registry_records import AliasWriter, RegistryWriter
 
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.grammar.spec import GrammarSpec
@@ -45,7 +45,6 @@ from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.records import AdapterProfile
 
 BASE_MODEL = "demo/base"
@@ -140,7 +139,7 @@ class Gateway:
             version = await adapters.add_version(
                 name, digest=digest, size_bytes=1, rank=8, config={}, report={}, profile=profile
             )
-            await AliasRepository(session, owner.id).set(name, "production", {version.version: 100})
+            await AliasWriter(session, owner.id).set(name, "production", {version.version: 100})
 
 
 StartGateway = Callable[..., Awaitable[Gateway]]

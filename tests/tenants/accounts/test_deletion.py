@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from sqlalchemy import select
 from tests.tenants.listing_part import Part
-from tests.tenants.registry_records import RegistryWriter, add, make_tenant
+from tests.tenants.registry_records import AliasWriter, RegistryWriter, add, make_tenant
 
 from loraplex.tenants.accounts.deletion import ERASED_TABLES, KEPT_TABLES, TenantDeletions
 from loraplex.tenants.accounts.queries import tenants as tenant_list
@@ -16,7 +16,6 @@ from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantNotFound
 from loraplex.tenants.models import Base, Tenant
-from loraplex.tenants.registry.aliases import AliasRepository
 
 # In the order of their references; `%(tenant)s` is the tenant.
 RESERVATION = """
@@ -93,7 +92,7 @@ async def fill(database: Database, name: str) -> UUID:
         adapters, keys = RegistryWriter(session, tenant_id), KeyRepository(session)
         for number in (1, 2, 3):
             await add(adapters, number)
-        await AliasRepository(session, tenant_id).set("support", "production", {1: 90, 2: 10})
+        await AliasWriter(session, tenant_id).set("support", "production", {1: 90, 2: 10})
         first = await keys.create(tenant_id, "first", ["inference"])
         await keys.rotate(tenant_id, first.record.key_id)
     execute(database, ROWS + RESERVATION + BILLS, tenant_id)

@@ -5,13 +5,12 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tenants.registry_records import RegistryWriter, add, digest, make_tenant
+from tests.tenants.registry_records import AliasWriter, RegistryWriter, add, digest, make_tenant
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, InvalidName, VersionNotFound
 from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.registry.adapters import profile_of
-from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.records import AdapterProfile
 from loraplex.tenants.registry.resolution import parse_model_reference
 
@@ -86,7 +85,7 @@ async def test_equal_content_with_another_profile(database: Database) -> None:
 
         first = await push(None)
         assert (await push(HERMES)).version == first.version == 1, "no alias yet: it takes the profile over"
-        await AliasRepository(session, tenant_id).set("support", "production", {1: 100})
+        await AliasWriter(session, tenant_id).set("support", "production", {1: 100})
         assert (await push(HERMES)).version == 1
         assert (await push(AdapterProfile())).version == 2, "fixed: the same content under a new number"
         assert [(await push(profile)).version for profile in (HERMES, None)] == [1, 2]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
-from tests.tenants.registry_records import RegistryWriter, add, make_tenant
+from tests.tenants.registry_records import AliasWriter, RegistryWriter, add, make_tenant
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
@@ -22,7 +22,7 @@ from loraplex.tenants.errors import (
     VersionNotFound,
     VersionNotReady,
 )
-from loraplex.tenants.registry.aliases import AliasRepository, choose_target
+from loraplex.tenants.registry.aliases import choose_target
 from loraplex.tenants.registry.records import ABSENT
 
 
@@ -37,7 +37,7 @@ async def prepared(database: Database, versions: int = 2) -> UUID:
 async def test_alias_moves_and_rolls_back(database: Database) -> None:
     tenant_id = await prepared(database)
     async with database.as_tenant(tenant_id) as session:
-        aliases = AliasRepository(session, tenant_id)
+        aliases = AliasWriter(session, tenant_id)
         await aliases.set("support", "production", {1: 100})
         with pytest.raises(NoPreviousVersion):
             await aliases.rollback("support", "production")
@@ -55,7 +55,7 @@ async def test_alias_moves_and_rolls_back(database: Database) -> None:
 async def test_a_split_goes_back_as_a_whole(database: Database) -> None:
     tenant_id = await prepared(database, 3)
     async with database.as_tenant(tenant_id) as session:
-        aliases = AliasRepository(session, tenant_id)
+        aliases = AliasWriter(session, tenant_id)
         await aliases.set("support", "production", {1: 90, 3: 10})
         await aliases.set("support", "production", {3: 100})
         assert (await aliases.rollback("support", "production")).targets == {1: 90, 3: 10}
@@ -67,7 +67,7 @@ async def test_a_split_goes_back_as_a_whole(database: Database) -> None:
 async def test_only_who_saw_the_present_place_may_move(database: Database) -> None:
     tenant_id = await prepared(database)
     async with database.as_tenant(tenant_id) as session:
-        aliases = AliasRepository(session, tenant_id)
+        aliases = AliasWriter(session, tenant_id)
         first = await aliases.set("support", "canary", {1: 100}, expected=ABSENT)
         await aliases.set("support", "canary", {2: 100}, expected=first.revision)
         for stale in (ABSENT, first.revision, 99):
@@ -88,7 +88,7 @@ async def test_of_two_movers_one_wins(database: Database) -> None:
     async def move(version: int) -> bool:
         try:
             async with database.as_tenant(tenant_id) as session:
-                await AliasRepository(session, tenant_id).set("support", "a", {version: 100}, expected=ABSENT)
+                await AliasWriter(session, tenant_id).set("support", "a", {version: 100}, expected=ABSENT)
         except AliasMoved:
             return False
         return True
@@ -103,25 +103,25 @@ async def test_splits_that_are_refused(database: Database, targets: dict[int, in
     tenant_id = await prepared(database)
     async with database.as_tenant(tenant_id) as session:
         with pytest.raises(InvalidField, match="split"):
-            await AliasRepository(session, tenant_id).set("support", "production", targets)
+            await AliasWriter(session, tenant_id).set("support", "production", targets)
 
 
 async def test_the_database_holds_the_weights_too(database: Database) -> None:
     tenant_id = await prepared(database)
     async with database.as_tenant(tenant_id) as session:
-        await AliasRepository(session, tenant_id).set("support", "production", {1: 100})
+        await AliasWriter(session, tenant_id).set("support", "production", {1: 100})
     more = "INSERT INTO alias_targets SELECT adapter_id, alias, 1, 2, tenant_id, 5 FROM adapter_aliases"
     with pytest.raises(IntegrityError, match="sum to 100"):
         async with database.as_tenant(tenant_id) as session:
             await session.execute(text(more))
     async with database.as_tenant(tenant_id) as session:
-        assert (await AliasRepository(session, tenant_id).get("support", "production")).targets == {1: 100}
+        assert (await AliasWriter(session, tenant_id).get("support", "production")).targets == {1: 100}
 
 
 async def test_what_does_not_exist(database: Database) -> None:
     tenant_id = await prepared(database, 1)
     async with database.as_tenant(tenant_id) as session:
-        aliases = AliasRepository(session, tenant_id)
+        aliases = AliasWriter(session, tenant_id)
         with pytest.raises(VersionNotFound):
             await aliases.set("support", "production", {2: 100})
         with pytest.raises(VersionNotFound):
@@ -139,7 +139,7 @@ async def test_who_points_to_a_version(database: Database) -> None:
     tenant_id = await prepared(database, 3)
     async with database.as_tenant(tenant_id) as session:
         aliases, adapter = (
-            AliasRepository(session, tenant_id),
+            AliasWriter(session, tenant_id),
             await RegistryWriter(session, tenant_id).get("support"),
         )
         await aliases.set("support", "production", {1: 100})

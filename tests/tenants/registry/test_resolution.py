@@ -2,13 +2,12 @@
 
 import pytest
 from sqlalchemy import text
-from tests.tenants.registry_records import RegistryWriter, add, digest, make_tenant, set_state
+from tests.tenants.registry_records import AliasWriter, RegistryWriter, add, digest, make_tenant, set_state
 from tests.tenants.registry_records import delete as delete_of
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, ProfileFixed, VersionNotReady
 from loraplex.tenants.registry.adapters import profile_of
-from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.records import AdapterProfile
 from loraplex.tenants.registry.resolution import ModelResolver
 
@@ -21,7 +20,7 @@ async def resolved(served: ModelResolver, model: str, sticky: str = "") -> tuple
 async def test_resolve_alias_and_pinned_version(database: Database) -> None:
     tenant_id = await make_tenant(database)
     async with database.as_tenant(tenant_id) as session:
-        adapters, aliases = RegistryWriter(session, tenant_id), AliasRepository(session, tenant_id)
+        adapters, aliases = RegistryWriter(session, tenant_id), AliasWriter(session, tenant_id)
         served = ModelResolver(session, tenant_id)
         for number in (1, 2):
             await add(adapters, number)
@@ -51,7 +50,7 @@ async def test_a_split_sends_each_user_to_one_version(database: Database) -> Non
         adapters, served = RegistryWriter(session, tenant_id), ModelResolver(session, tenant_id)
         for number in (1, 2):
             await add(adapters, number)
-        await AliasRepository(session, tenant_id).set("support", "production", {1: 50, 2: 50})
+        await AliasWriter(session, tenant_id).set("support", "production", {1: 50, 2: 50})
         users = [f"user {i}" for i in range(40)]
         first = [await resolved(served, "support", user) for user in users]
         assert {found[0] for found in first if found} == {1, 2}
@@ -70,19 +69,19 @@ async def test_only_ready_versions_resolve(database: Database, state: str) -> No
     async with database.as_tenant(tenant_id) as session:
         served = ModelResolver(session, tenant_id)
         await add(RegistryWriter(session, tenant_id), 1)
-        await AliasRepository(session, tenant_id).set("support", "production", {1: 100})
+        await AliasWriter(session, tenant_id).set("support", "production", {1: 100})
         await set_state(session, state)
         assert await resolved(served, "support") is None
         assert await resolved(served, "support@1") is None
         with pytest.raises(VersionNotReady, match=state):
-            await AliasRepository(session, tenant_id).set("support", "canary", {1: 100})
+            await AliasWriter(session, tenant_id).set("support", "canary", {1: 100})
 
 
 async def test_another_tenants_adapter_is_invisible(database: Database) -> None:
     mine, other = await make_tenant(database, "acme"), await make_tenant(database, "other")
     async with database.as_tenant(mine) as session:
         await add(RegistryWriter(session, mine), 1)
-        await AliasRepository(session, mine).set("support", "production", {1: 100})
+        await AliasWriter(session, mine).set("support", "production", {1: 100})
     async with database.as_operator() as session:
         adapters, served = RegistryWriter(session, other), ModelResolver(session, other)
         for model in ("support", "support:production", "support@1"):
@@ -100,7 +99,7 @@ async def test_delete_frees_the_name(database: Database) -> None:
     async with database.as_tenant(tenant_id) as session:
         adapters, served = RegistryWriter(session, tenant_id), ModelResolver(session, tenant_id)
         await add(adapters, 1)
-        await AliasRepository(session, tenant_id).set("support", "production", {1: 100})
+        await AliasWriter(session, tenant_id).set("support", "production", {1: 100})
         await delete_of(session, tenant_id, "support")
         for model in ("support", "support@1"):
             assert await served.resolve(model) is None
@@ -112,7 +111,7 @@ async def test_delete_frees_the_name(database: Database) -> None:
 async def test_a_profile_is_fixed_by_the_first_alias(database: Database) -> None:
     tenant_id = await make_tenant(database)
     async with database.as_tenant(tenant_id) as session:
-        adapters, aliases = RegistryWriter(session, tenant_id), AliasRepository(session, tenant_id)
+        adapters, aliases = RegistryWriter(session, tenant_id), AliasWriter(session, tenant_id)
         version = (await add(adapters, 1)).version
         await adapters.change_profile("support", version, {"tool_style": "hermes"})
         changed = await adapters.change_profile("support", version, {"defaults": {"top_k": 5}})

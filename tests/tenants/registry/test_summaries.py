@@ -3,11 +3,10 @@
 from typing import Any
 from uuid import UUID
 
-from tests.tenants.registry_records import RegistryWriter, make_tenant
+from tests.tenants.registry_records import AliasWriter, RegistryWriter, make_tenant
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion
-from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.summaries import registered_digest, served_adapters, troubled_versions
 
 CHECKS = {"checks": [{"name": "ranks", "passed": True}, {"name": "shapes", "passed": False}]}
@@ -38,9 +37,9 @@ async def test_summaries_name_the_wanted_first(database: Database) -> None:
     ids = [await registered(database, tenant_id, name, *(["ready"] * 2)) for name in ("a", "b", "c")]
     await registered(database, tenant_id, "empty")
     async with database.as_tenant(tenant_id) as session:
-        await AliasRepository(session, tenant_id).set("b", "production", {1: 90, 2: 10})
-        await AliasRepository(session, tenant_id).set("b", "production", {1: 40, 2: 60})
-        await AliasRepository(session, tenant_id).set("b", "canary", {2: 100})
+        await AliasWriter(session, tenant_id).set("b", "production", {1: 90, 2: 10})
+        await AliasWriter(session, tenant_id).set("b", "production", {1: 40, 2: 60})
+        await AliasWriter(session, tenant_id).set("b", "canary", {2: 100})
         found, count = await served_adapters(session, tenant_id, [ids[1], ids[0]], 3)
         assert await registered_digest(session, ids[0], 2) == "2" * 64
         assert await registered_digest(session, ids[0], 9) is None
@@ -57,7 +56,7 @@ async def test_quarantined_and_newest_rejected_versions_need_attention(database:
     await registered(database, tenant_id, "refused", "ready", "rejected")
     await registered(database, tenant_id, "faulty", "quarantined", "ready")
     async with database.as_tenant(tenant_id) as session:
-        await AliasRepository(session, tenant_id).set("refused", "production", {1: 100})
+        await AliasWriter(session, tenant_id).set("refused", "production", {1: 100})
         found = await troubled_versions(session, tenant_id, 5)
     assert [(each.adapter, each.version, each.state) for each in found] == [
         ("faulty", 1, "quarantined"),

@@ -8,13 +8,12 @@ import msgspec
 import pytest
 from tests.platform.web.browser import Browser, Console, Page, SignedIn
 from tests.platform.web.gateway import namespace_of
-from tests.tenants.registry_records import RegistryWriter, digest
+from tests.tenants.registry_records import AliasWriter, RegistryWriter, digest
 
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.web.console.cookies import TOAST_COOKIE, Toast, Undo
 from loraplex.tenants.audit_queries import audit_entries
-from loraplex.tenants.registry.aliases import AliasRepository
 
 HOSTILE = "<script>alert(1)</script>{{ 7 * 7 }}\"'"
 PIRATE = "/console/adapters/pirate"
@@ -50,14 +49,14 @@ async def add(
                 state=state,
             )
         for alias, targets in moves.items():
-            await AliasRepository(session, tenant_id).set(name, alias, targets)
+            await AliasWriter(session, tenant_id).set(name, alias, targets)
 
 
 async def targets(console: Console, browser: Browser, alias: str = "production") -> dict[int, int]:
     tenant_id = browser.session.tenant_id
     assert tenant_id is not None
     async with console.database.as_tenant(tenant_id) as session:
-        return dict((await AliasRepository(session, tenant_id).get("pirate", alias)).targets)
+        return dict((await AliasWriter(session, tenant_id).get("pirate", alias)).targets)
 
 
 async def actions(console: Console) -> list[str]:

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from tests.tenants.ledger.stored_usage import Used, settle
 from tests.tenants.ledger.stored_usage import make_tenant as make_using_tenant
-from tests.tenants.registry_records import RegistryWriter, digest, make_tenant
+from tests.tenants.registry_records import AliasWriter, RegistryWriter, digest, make_tenant
 
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
@@ -22,7 +22,6 @@ from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, VersionNotFound
 from loraplex.tenants.registry import queries
-from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.records import ReportDocument
 from loraplex.tenants.registry.versions import VersionStates
 
@@ -46,7 +45,7 @@ async def add_versions(
                 name, digest=digest(number), size_bytes=10, rank=8, config=config, report={}, state=state
             )
         if split is not None:
-            await AliasRepository(session, tenant_id).set(name, "production", split)
+            await AliasWriter(session, tenant_id).set(name, "production", split)
 
 
 async def test_adapters_are_listed_with_production_and_newest_version(database: Database) -> None:

@@ -5,12 +5,11 @@ from datetime import UTC, datetime
 from tests.platform.web.browser import Console
 from tests.platform.web.invoices.drafted_invoice import draft_invoice
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
+from tests.tenants.registry_records import AliasWriter, RegistryWriter
 from tests.tenants.people.people_world import add_person, signed_in
-from tests.tenants.registry_records import RegistryWriter
 from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched
 
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.registry.aliases import AliasRepository
 
 OWNER = "lighthouse"
 DIGEST = "b" * 64
@@ -27,7 +26,7 @@ async def ids_of_another_tenant(console: Console) -> dict[str, str]:
         version = await adapters.add_version(
             ADAPTER, digest=DIGEST, size_bytes=1, rank=8, config={}, report={}
         )
-        await AliasRepository(session, tenant_id).set(ADAPTER, "production", {version.version: 100})
+        await AliasWriter(session, tenant_id).set(ADAPTER, "production", {version.version: 100})
     used = Used(
         None,
         issued.record.id,

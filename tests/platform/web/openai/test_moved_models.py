@@ -11,6 +11,7 @@ from sqlalchemy import text as sql
 from tests.tenants.admission.gateways import PRICE, SETTINGS
 from tests.tenants.admission.memory_journal import MemoryJournal
 from tests.tenants.billing.fixed_prices import fixed_prices
+from tests.tenants.registry_records import AliasWriter
 from tests.tenants.registry_records import delete as delete_of
 
 from loraplex.adapters.errors import BlobMissing
@@ -20,7 +21,6 @@ from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, PolicyStale
-from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.resolution import ModelResolver, ModelTargets
 from loraplex.tenants.valkey import open_valkey
 
@@ -55,7 +55,7 @@ async def push_versions(gateway: Any) -> UUID:
 
 async def change(database: Database, tenant_id: UUID, what: str, version: int = 2) -> None:
     async with database.as_tenant(tenant_id) as session:
-        aliases = AliasRepository(session, tenant_id)
+        aliases = AliasWriter(session, tenant_id)
         if what == "move":
             await aliases.set("pirate", "production", {version: 100})
         elif what == "delete alias":

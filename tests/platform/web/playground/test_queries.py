@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from tests.tenants.registry_records import RegistryWriter
+from tests.tenants.registry_records import AliasWriter, RegistryWriter
 
 from loraplex.platform.parameters.parameter_table import read_parameters
 from loraplex.platform.web.playground.queries import (
@@ -17,7 +17,6 @@ from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.billing.rate_cards import EVER, RateCards
 from loraplex.tenants.database import Database
-from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.records import AdapterProfile
 
 FOR_ALL = Price(prompt=100_000, cached_prompt=10_000, completion=400_000)
@@ -28,7 +27,7 @@ async def tenant_with_pirate(database: Database, name: str) -> UUID:
     """A tenant with two versions of `pirate`, the older one in production."""
     async with database.as_operator() as session:
         tenant_id = (await TenantRepository(session).create(name)).id
-        adapters, aliases = RegistryWriter(session, tenant_id), AliasRepository(session, tenant_id)
+        adapters, aliases = RegistryWriter(session, tenant_id), AliasWriter(session, tenant_id)
         await adapters.get_or_create("pirate")
         for digest in ("a" * 64, "b" * 64):
             await adapters.add_version(
