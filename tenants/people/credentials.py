@@ -15,11 +15,10 @@ from loraplex.tenants.api_keys.networks import client_network
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import SecondFactorNeeded, SignInRefused
 from loraplex.tenants.people import users
+from loraplex.tenants.people.codes import SecondFactorSecrets, matching_step, recovery_code, use_recovery_code
 from loraplex.tenants.people.identity import person_actor
 from loraplex.tenants.people.passwords import password_matches
-from loraplex.tenants.people.recovery_codes import recovery_code, use_recovery_code
 from loraplex.tenants.people.throttle import SignInTries
-from loraplex.tenants.people.totp import SecondFactorSecrets, matching_step
 from loraplex.tenants.people.users import Credentials
 from loraplex.tenants.stored_responses import DeriveKey
 from loraplex.tenants.unit_of_work import unit_of_work

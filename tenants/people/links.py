@@ -3,6 +3,8 @@
 Invariant: a link is used by one UPDATE that finds it unused and in time, so that of two uses at once one succeeds.
 """
 
+import hashlib
+import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal, TypeAlias
@@ -13,7 +15,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.errors import CountReached, LinkNotValid, UserNotFound
 from loraplex.tenants.models import Invitation, OneTimeLink, Tenant, User
-from loraplex.tenants.people.tokens import new_token, token_digest
 
 INVITATION_LIFETIME: Final = timedelta(days=7)
 FIRST_RUN_LIFETIME: Final = timedelta(hours=1)
@@ -25,6 +26,9 @@ MAX_OPEN: Final = 100
 """The open invitations of one tenant."""
 MAX_A_DAY: Final = 10
 """The invitations of one tenant to one address within a day."""
+_TOKEN_BYTES: Final = 32
+"""Of tokens of links and sessions, of which only the SHA-256 is stored."""
+_MAX_TOKEN_LENGTH: Final = 100
 
 LinkPurpose: TypeAlias = Literal["member", "operator", "sign_up", "reset", "demo"]
 
@@ -44,6 +48,18 @@ class Link:
     tenant_name: str | None = None
     role: str | None = None
     removes_second_factor: bool = False
+
+
+def new_token() -> str:
+    """Return a new token, in characters of a URL."""
+    return secrets.token_urlsafe(_TOKEN_BYTES)
+
+
+def token_digest(token: str) -> bytes:
+    """Return the digest by which a token is found. Raises `LinkNotValid` for a text that is none."""
+    if not token.isascii() or not 1 <= len(token) <= _MAX_TOKEN_LENGTH:
+        raise LinkNotValid("this is no valid token")
+    return hashlib.sha256(token.encode()).digest()
 
 
 async def find(session: AsyncSession, token: str, now: datetime) -> Link:

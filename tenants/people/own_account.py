@@ -12,10 +12,10 @@ from typing import Final
 from loraplex.tenants.database import Database, writing
 from loraplex.tenants.errors import LinkNotValid, SignInRefused
 from loraplex.tenants.people import links, users
+from loraplex.tenants.people.codes import codes_left
 from loraplex.tenants.people.credentials import Check
 from loraplex.tenants.people.identity import ConsoleSession, person_actor
 from loraplex.tenants.people.passwords import check_password, hash_password
-from loraplex.tenants.people.recovery_codes import codes_left
 from loraplex.tenants.people.sessions import end_all_sessions, renew_session
 from loraplex.tenants.people.sign_in import find_link
 from loraplex.tenants.stored_responses import DeriveKey

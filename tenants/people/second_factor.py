@@ -13,11 +13,10 @@ import segno
 from loraplex.tenants.database import writing
 from loraplex.tenants.errors import InvalidField, SecondFactorState
 from loraplex.tenants.people import users
+from loraplex.tenants.people.codes import STEP_S, SecondFactorSecrets, issue_recovery_codes, matching_step
 from loraplex.tenants.people.identity import ConsoleSession
 from loraplex.tenants.people.own_account import OwnAccount
-from loraplex.tenants.people.recovery_codes import issue_recovery_codes
 from loraplex.tenants.people.sessions import renew_session
-from loraplex.tenants.people.totp import STEP_S, SecondFactorSecrets, matching_step
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 ISSUER: Final = "loraplex"

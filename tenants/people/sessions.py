@@ -25,9 +25,9 @@ from loraplex.tenants.models import Adapter, ApiKey, Membership, Tenant, User, U
 from loraplex.tenants.people import memberships, users
 from loraplex.tenants.people.console_keys import end_console_keys
 from loraplex.tenants.people.identity import ABSOLUTE, ConsoleSession
+from loraplex.tenants.people.links import new_token, token_digest
 from loraplex.tenants.people.memberships import TenantOfPerson, tenants_as_json, tenants_of
 from loraplex.tenants.people.roles import VIEWING_SCOPES, scopes_of
-from loraplex.tenants.people.tokens import new_token, token_digest
 from loraplex.tenants.people.users import Credentials
 from loraplex.tenants.unit_of_work import UnitOfWork
 

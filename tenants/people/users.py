@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.errors import NameTaken, UserNotFound
 from loraplex.tenants.models import Membership, User
 from loraplex.tenants.names import EMAIL, check_email, check_person_name, is_name
-from loraplex.tenants.people.recovery_codes import replace_codes
+from loraplex.tenants.people.codes import replace_codes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

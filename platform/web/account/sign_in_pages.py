@@ -29,8 +29,8 @@ from loraplex.tenants.errors import (
     SignInSlowed,
 )
 from loraplex.tenants.people import sessions
+from loraplex.tenants.people.codes import recovery_code
 from loraplex.tenants.people.own_account import protection
-from loraplex.tenants.people.recovery_codes import recovery_code
 from loraplex.tenants.people.sessions import SignedIn
 from loraplex.tenants.people.sign_in import find_link, sign_in, use_link
 from loraplex.tenants.people.sign_up import is_open

@@ -18,7 +18,7 @@ from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SecondFactorState, StoredResponseUnreadable, WebhookSecretUnreadable
 from loraplex.tenants.idempotency import RepeatableRequest
-from loraplex.tenants.people.totp import SecondFactorSecrets
+from loraplex.tenants.people.codes import SecondFactorSecrets
 from loraplex.tenants.stored_responses import EncryptedResponses, StoredResponse
 from loraplex.tenants.unit_of_work import unit_of_work
 from loraplex.tenants.webhooks import use_cases as webhooks
