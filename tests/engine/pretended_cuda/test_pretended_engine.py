@@ -115,6 +115,6 @@ def test_the_settings_hold_every_pair() -> None:
 
 
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
-@pytest.mark.interpreted(__file__, seconds=45)
+@pytest.mark.interpreted(__file__, seconds=40)
 def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
     assert interpreter_runs.passed(request.node) >= len(QUICK)

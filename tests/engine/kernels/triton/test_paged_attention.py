@@ -438,7 +438,7 @@ def test_blocks_far_into_a_large_pool(kernel_dtype: torch.dtype, device: torch.d
 
 
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
-@pytest.mark.interpreted(__file__, seconds=75)
+@pytest.mark.interpreted(__file__, seconds=40)
 def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
     assert interpreter_runs.passed(request.node) >= (99 if request.config.getoption("--long") else 48)
 

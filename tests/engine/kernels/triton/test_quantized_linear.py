@@ -250,7 +250,7 @@ def test_nan_stays_in_its_row(name: str, device: torch.device, every_combination
 
 
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
-@pytest.mark.interpreted(__file__, seconds=40)
+@pytest.mark.interpreted(__file__, seconds=25)
 def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
     assert interpreter_runs.passed(request.node) == 74
 
