@@ -14,9 +14,8 @@ from loraplex.tenants.actors import system_actor
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import SecondFactorState, WebhookSecretUnreadable
-from loraplex.tenants.installation import InstallationRepository, Voided
-from loraplex.tenants.people.codes import SecondFactorSecrets
 from loraplex.tenants.installation import InstallationRepository, Voided, accept_secret
+from loraplex.tenants.people.codes import SecondFactorSecrets
 from loraplex.tenants.unit_of_work import unit_of_work
 from loraplex.tenants.webhooks.encrypted_secrets import WebhookSecrets
 

@@ -24,9 +24,6 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.invoices.invoices import invoice_id
 from loraplex.tenants.invoices.months import Month
-from loraplex.tenants.people.memberships import MembershipRepository
-from loraplex.tenants.people.sessions import ABSOLUTE, NewSession, SessionRepository
-from loraplex.tenants.people.users import UserRepository
 from loraplex.tenants.people import memberships, users
 from loraplex.tenants.people.sessions import (
     Area,

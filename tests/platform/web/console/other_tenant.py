@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from tests.platform.web.browser import Console
 from tests.platform.web.invoices.drafted_invoice import draft_invoice
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
-from tests.tenants.registry_records import AliasWriter, RegistryWriter
 from tests.tenants.people.people_world import add_person, signed_in
+from tests.tenants.registry_records import AliasWriter, RegistryWriter
 from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched
 
 from loraplex.tenants.api_keys.keys import KeyRepository
