@@ -91,14 +91,20 @@ class QuotaAdmissionController:
         """Gets each tenant of which a request was admitted under an outdated policy: cached keys are outdated, too."""
         self._outdated: dict[UUID, asyncio.Task[None]] = {}
         self._shipping = shipping = Shipping(
-            *(journal, ledger, gateway_id, settings.lease_s),
+            journal,
+            ledger,
+            gateway_id,
+            settings.lease_s,
             on_shipped=lambda ends: self._settlements.shipped(ends),
             on_policy_outdated=self._policy_outdated,
         )
         self.on_ended: Callable[[Ended], None] = _ignore
         """Gets whose running requests end; they have begun before."""
         fences = Fences(
-            *(ledger, shipping.ship, gateway_id, settings),
+            ledger,
+            shipping.ship,
+            gateway_id,
+            settings,
             end=lambda ended: self.on_ended(ended),
             clock=clock,
         )

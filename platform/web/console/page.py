@@ -49,7 +49,7 @@ AFTER: Final = "after"
 
 @dataclass(frozen=True, slots=True)
 class OpenPage:
-    """The request of anybody for a page, such as that of signing in. `session` None: it is shown as to a stranger."""
+    """A request for a page that needs no session, such as that of signing in. `session` None: the browser has none."""
 
     """The request for a page that needs no session, such as that of signing in."""
 
