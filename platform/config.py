@@ -124,7 +124,7 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = Field(default=None, validation_alias=_url("database_url"))
     """PostgreSQL; versions 16 and 18 are tested. Default: the embedded server."""
     redis_url: SecretStr | None = Field(default=None, validation_alias=_url("redis_url"))
-    """Valkey or Redis; `redis+cluster://` for a cluster. Default: the embedded server."""
+    """Valkey or Redis, one server. Default: the embedded server."""
     secret: SecretStr | None = None
     """The server secret, at least 16 bytes. Default: generated once in the data directory."""
 

@@ -186,7 +186,7 @@ class Database:
 
 
 async def lock(session: AsyncSession, name: str) -> None:
-    """Wait for the lock of this name, and hold it until the transaction ends."""
+    """Wait for the advisory lock of this name, and hold it until the transaction ends."""
     await session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
 
 

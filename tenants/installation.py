@@ -12,7 +12,7 @@ from sqlalchemy import Delete, Update, delete, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.database import writing
+from loraplex.tenants.database import lock, writing
 from loraplex.tenants.models import (
     Gateway,
     IdempotencyRecord,
@@ -27,7 +27,6 @@ VOID: Final = b""
 """In place of sealed bytes: no secret opens it, so that what needs it is refused until it is set up again."""
 TRIED: Final = 100
 """So many newest secrets of each kind show by which server secret they were sealed."""
-LOCK: Final = func.pg_advisory_xact_lock(func.hashtextextended("installation", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class InstallationRepository:
 
     async def fingerprint(self) -> bytes | None:
         """Return the fingerprint; None where no secret is known. Other starts wait until this transaction ends."""
-        await self._session.execute(select(LOCK))
+        await lock(self._session, "installation")
         return await self._session.scalar(select(Installation.secret_fingerprint))
 
     async def recognize(self, fingerprint: bytes) -> None:

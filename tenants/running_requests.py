@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.database import writing
 
+# One fence at a time until its commit: a gateway that sees one has seen all earlier ones.
 LOCK_FENCES: Final = text("SELECT pg_advisory_xact_lock(hashtextextended('loraplex admission fences', 0))")
 FIRE_TRIGGERS: Final = text("SET CONSTRAINTS ALL IMMEDIATE")
 # The fence by which running requests end: of the whole tenant, or of one key, or on an adapter or one version of it. None where

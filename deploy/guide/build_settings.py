@@ -66,7 +66,6 @@ NOTES: Final = {
 
 - An engine listens on one socket, such as `ipc:///run/engine.sock`; a gateway connects to one or more.
 - `ray://APP`: the replicas of this Ray Serve application are the engines (extra `ray`, see [Ray](../ray/README.md)).
-- A `redis+cluster://` address names any node of the Valkey cluster.
 """,
     "blob_store": """## Storage of adapters
 
@@ -118,7 +117,7 @@ NOTES: Final = {
 - A step of more than 10 s is logged once, with what it computes and the stacks of all threads. An engine with work that completes
   no step makes `/readyz` fail after 20 s and is restarted after 120 s; one that answers no ping is restarted after 30 s.
 - A gateway renews the leases of its running requests every 10 s. They count as running for 45 s after the last time.
-- The second attempt of an admission waits 0.8 times `valkey_timeout_s`. Without a cluster it waits 0.9 s where a limit per day or month
+- The second attempt of an admission waits 0.8 times `valkey_timeout_s`. It waits 0.9 s where a limit per day or month
   would refuse otherwise. After both, each gateway applies its share of the limits, and budgets refuse.
 - `known_caller_s` counts from when this gateway read the key and its policy. `/readyz` fails when PostgreSQL was away as long, and for
   at least 30 s.

@@ -85,9 +85,6 @@ class Authenticator:
     With `known`, a key whose look-up fails because PostgreSQL is away is served stale: as it was cached at most `known_s`
     seconds ago, if no newer policy of its tenant was published. Admission checks the latter for `cached` callers, and
     `require_policy` for others. A look-up that hangs delays such a caller by half a second at most, and by nothing once
-    With `known`, a key whose look-up fails because PostgreSQL is away is served as it was last read (stale on error), if that
-    is at most `known_s` seconds ago and no newer policy of its tenant was published. Admission checks the latter for
-    `cached` callers, and `require_policy` for others. A look-up that hangs delays such a caller by half a second at most, and by nothing once
     the database's circuit breaker is open.
     """
 

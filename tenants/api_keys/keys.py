@@ -15,7 +15,7 @@ from sqlalchemy.orm import InstrumentedAttribute, aliased, selectinload, with_ex
 from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key, is_key_id, parse_key
 from loraplex.tenants.api_keys.networks import check_networks
 from loraplex.tenants.api_keys.records import MAX_GRACE_SECONDS, KeyChange, KeyState
-from loraplex.tenants.database import default_limits
+from loraplex.tenants.database import default_limits, lock
 from loraplex.tenants.errors import (
     CountReached,
     ExpiredKey,
@@ -47,7 +47,6 @@ WITH RECURSIVE above (id, parent_id, depth) AS (
     FROM api_keys p JOIN above a ON p.id = a.parent_id
 ) SELECT max(depth) FROM above
 """)
-LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +88,7 @@ class KeyRepository:
 
     async def lock(self, tenant_id: UUID | None) -> None:
         """Lock the keys of this tenant against other transactions until this one ends."""
-        await self._session.execute(LOCK, {"name": f"keys:{tenant_id or 'operator'}"})
+        await lock(self._session, f"keys:{tenant_id or 'operator'}")
 
     async def create(
         self,

@@ -8,13 +8,14 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-_LOCK: Final = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
+from loraplex.tenants.database import lock
+
 _TRY_LOCK: Final = text("SELECT pg_try_advisory_xact_lock(hashtextextended(:name, 0))")
 
 
 async def lock_tenant(session: AsyncSession, tenant_id: UUID) -> None:
     """Wait until no other transaction changes invoices or credits of the tenant."""
-    await session.execute(_LOCK, {"name": _tenant(tenant_id)})
+    await lock(session, _tenant(tenant_id))
 
 
 async def try_lock_tenant(session: AsyncSession, tenant_id: UUID) -> bool:
@@ -24,7 +25,7 @@ async def try_lock_tenant(session: AsyncSession, tenant_id: UUID) -> bool:
 
 async def lock_issuer(session: AsyncSession, issuer: str) -> None:
     """Wait until no other transaction takes a number of the issuer."""
-    await session.execute(_LOCK, {"name": f"loraplex invoice numbers {issuer}"})
+    await lock(session, f"loraplex invoice numbers {issuer}")
 
 
 def _tenant(tenant_id: UUID) -> str:

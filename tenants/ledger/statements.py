@@ -277,7 +277,6 @@ UPDATE admission_epochs SET epoch = CAST(:fenced_epoch AS bigint) + 1
 WHERE tenant_id = :tenant_id AND epoch <= CAST(:fenced_epoch AS bigint)
 RETURNING epoch
 """)
-# One fence at a time until its commit: a gateway that sees one has seen all earlier ones.
 RAISE_FENCE: Final = text("""
 INSERT INTO admission_epochs AS e (tenant_id, epoch, fenced_epoch, fence)
 VALUES (:tenant_id, 0, CASE WHEN :outdates THEN CAST(:above AS bigint) ELSE 0 END, nextval('admission_fence'))

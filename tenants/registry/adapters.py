@@ -12,7 +12,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.database import default_limits
+from loraplex.tenants.database import default_limits, lock
 from loraplex.tenants.errors import (
     AdapterNotFound,
     CountReached,
@@ -140,8 +140,7 @@ class AdapterRepository:
 
     async def _require_room(self) -> None:
         """Check `max_adapters` under an advisory lock until the transaction ends: a tenant's role may lock no row of its quota."""
-        name = func.hashtextextended(f"max_adapters:{self._tenant_id}", 0)
-        await self._session.execute(select(func.pg_advisory_xact_lock(name)))
+        await lock(self._session, f"max_adapters:{self._tenant_id}")
         own = (Quota.tenant_id == self._tenant_id, Quota.api_key_id.is_(None), Quota.adapter_id.is_(None))
         set_limit = await self._session.scalar(select(Quota.max_adapters).where(*own))
         limit = default_limits(self._session).in_force("max_adapters", set_limit)

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, ScalarSelect, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.database import default_limits
+from loraplex.tenants.database import default_limits, lock
 from loraplex.tenants.errors import CountReached
 from loraplex.tenants.models import Adapter, AdapterVersion, Quota, Upload
 
@@ -27,8 +27,7 @@ class StorageQuota:
 
         The lock is advisory, since a tenant's role may lock no row that all its uploads share.
         """
-        name = f"loraplex adapter space {self._tenant_id}"
-        await self._session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
+        await lock(self._session, f"loraplex adapter space {self._tenant_id}")
 
     async def require(self, size_bytes: int, adapter_id: UUID) -> None:
         """Raise `CountReached` unless `size_bytes` more fit the limits of the tenant and the adapter."""

@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import Select, func, select, text, update
+from sqlalchemy import Select, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.database import lock
 from loraplex.tenants.models import AdapterVersion, ReservationRow
 
 DELETING: Final = "deleting"
@@ -18,7 +19,6 @@ DELETED: Final = (
     .where(AdapterVersion.digest.is_not(None))
     .distinct()
 )
-LOCK_DIGEST: Final = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
 
 
 Fate: TypeAlias = Literal["unused", "shared", "running"]
@@ -83,5 +83,4 @@ async def lock_digest(session: AsyncSession, blob: Blob) -> None:
 
     A removal therefore either has ended before, or sees the version and keeps the files.
     """
-    name = f"blob:{blob.tenant_id}:{blob.digest}"
-    await session.execute(LOCK_DIGEST, {"name": name})
+    await lock(session, f"blob:{blob.tenant_id}:{blob.digest}")

@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import ColumnElement, Select, delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.database import lock
 from loraplex.tenants.errors import (
     CountReached,
     IdempotencyInUse,
@@ -275,8 +276,7 @@ class UploadRepository:
 
     async def _lock_part(self, upload_id: UUID, file: str, number: int) -> None:
         """Lock a part's number: two first uploads of it find no row that they could lock."""
-        name = f"loraplex upload part {upload_id} {file} {number}"
-        await self._session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
+        await lock(self._session, f"loraplex upload part {upload_id} {file} {number}")
 
     async def locked(self, upload_id: UUID) -> Upload:
         """The upload, locked until the transaction ends. Raises `UploadNotFound`."""

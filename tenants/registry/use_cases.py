@@ -8,7 +8,6 @@ from typing import Any
 from uuid import UUID
 
 from loraplex.tenants.errors import AliasMoved, NoPreviousVersion
-from loraplex.tenants.models import Adapter
 from loraplex.tenants.names import check_alias_name
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository, check_targets
@@ -32,7 +31,10 @@ async def move(
     """
     check_targets(targets)
     aliases = AliasRepository(uow.session, tenant_id)
-    adapter = await _ready(uow, tenant_id, name, targets)
+    adapters = AdapterRepository(uow.session, tenant_id)
+    adapter = await adapters.locked(name)
+    for version in targets:
+        await adapters.check_ready(adapter, version)
     record = await aliases.find(adapter, check_alias_name(alias))
     before = None if record is None else await aliases.document(name, record)
     _require_seen(name, alias, ABSENT if before is None else before.revision, seen)
@@ -52,13 +54,15 @@ async def roll_back(
     Raises `AdapterNotFound`, `AliasNotFound`, `AliasMoved`, `NoPreviousVersion`, `VersionNotReady`.
     """
     aliases = AliasRepository(uow.session, tenant_id)
-    adapter = await AdapterRepository(uow.session, tenant_id).locked(name)
+    adapters = AdapterRepository(uow.session, tenant_id)
+    adapter = await adapters.locked(name)
     record = await aliases.existing(adapter, alias)
     _require_seen(name, alias, record.generation, seen)
     targets = (await aliases.document(name, record)).previous_targets
     if not targets:
         raise NoPreviousVersion(f"{name}:{alias} has been where it is now from its beginning")
-    await _ready(uow, tenant_id, name, targets)
+    for version in targets:
+        await adapters.check_ready(adapter, version)
     moved = await aliases.document(name, await aliases.lead(adapter, alias, record, targets))
     await uow.audit.record("alias.rollback", target(moved), *_moved(moved), tenant_id=tenant_id)
     return moved
@@ -81,15 +85,6 @@ async def delete(
     before = {"targets": last.targets}
     await uow.audit.record("alias.delete", target(last), before, tenant_id=tenant_id)
     return last
-
-
-async def _ready(uow: UnitOfWork, tenant_id: UUID, name: str, targets: Mapping[int, int]) -> Adapter:
-    """Return the adapter, locked until the transaction ends. Raises `AdapterNotFound`, `VersionNotFound`, `VersionNotReady`."""
-    adapters = AdapterRepository(uow.session, tenant_id)
-    adapter = await adapters.locked(name)
-    for version in targets:
-        await adapters.check_ready(adapter, version)
-    return adapter
 
 
 def _require_seen(name: str, alias: str, present: int, seen: int | None) -> None:

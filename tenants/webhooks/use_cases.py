@@ -6,11 +6,12 @@ Invariant: a secret leaves this module once, in `NewWebhookDocument`; it is stor
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 
+from loraplex.tenants.database import lock
 from loraplex.tenants.errors import CountReached, DeliveryPending, InvalidField
 from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
 from loraplex.tenants.webhooks.deliveries import MAX_AGE
@@ -27,9 +28,6 @@ from loraplex.tenants.webhooks.records import (
 from loraplex.tenants.webhooks.rows import delivery_row, webhook_row
 from loraplex.tenants.webhooks.signature import new_secret
 from loraplex.tenants.webhooks.tables import WebhookDelivery, WebhookEndpoint
-
-# Webhooks of one tenant are added one at a time, so that it never has more than allowed.
-LOCK: Final = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,8 @@ async def create(
         events=checked_events(events),
         encrypted_secret=rules.secrets.encrypt(tenant_id, webhook_id, secret),
     )
-    await uow.session.execute(LOCK, {"name": f"webhooks:{tenant_id}"})
+    # Webhooks of one tenant are added one at a time, so that it never has more than allowed.
+    await lock(uow.session, f"webhooks:{tenant_id}")
     count = select(func.count()).where(WebhookEndpoint.tenant_id == tenant_id)
     if (await uow.session.scalars(count)).one() >= MAX_WEBHOOKS:
         raise CountReached("max_webhooks", f"a tenant has at most {MAX_WEBHOOKS} webhooks: delete one first")
