@@ -172,6 +172,8 @@ class Settings(BaseSettings):
     deterministic: bool = False
     """The same request with the same `seed` has the same bits, whatever runs beside it."""
 
+    grammar_fast_forward: bool = True
+    """Whether engines append several tokens in one step where a grammar allows one continuation."""
     default_max_adapters: int = Field(default=10_000, ge=0, le=1 << 30)
     """Most adapters of a tenant without a limit of its own."""
     default_max_adapter_bytes: int = Field(default=16 * GIB, ge=0, le=1 << 50)

@@ -14,7 +14,6 @@ REMOVED: Final = {
     "engine_step_warning_s": "10",
     "engine_unresponsive_s": "30",
     "grammar_deadline_s": "5",
-    "grammar_fast_forward": "true",
     "grammar_memory_bytes": "1073741824",
     "idempotency_hours": "24",
     "kv_block_size": "16",

@@ -60,9 +60,11 @@ def fingerprint(path: str, model_digest: str, settings: Mapping[str, str]) -> st
     model = Path(path)
     files = [] if model.is_file() else [*model.glob("*"), *model.glob(f"{TEMPLATES}/*")]
     parts = {f"setting:{name}": value.encode() for name, value in settings.items()}
-    for file in files:
-        if file.suffix in TEXT_SUFFIXES and file.is_file():
-            parts[f"file:{file.relative_to(model).as_posix()}"] = bytes.fromhex(hash_file(file))
+    try:
+        texts = [file for file in files if file.suffix in TEXT_SUFFIXES and file.is_file()]
+    except OSError as error:
+        raise ModelError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    parts |= {f"file:{file.relative_to(model).as_posix()}": bytes.fromhex(hash_file(file)) for file in texts}
     return f"fp_{_hashed((_FINGERPRINT_DOMAIN, bytes.fromhex(model_digest)), parts)[:DIGITS]}"
 
 

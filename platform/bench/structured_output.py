@@ -11,7 +11,7 @@ from typing import Any, Final
 from loraplex.platform.bench.client import CompletionRequest
 from loraplex.platform.bench.fixtures import open_fixtures, token_pool
 from loraplex.platform.bench.load import LoadResult, run_load
-from loraplex.platform.bench.local_server import BASE_MODEL, RUN, run_local_server
+from loraplex.platform.bench.local_server import BASE_MODEL, run_local_server
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import draw_prompts
 
@@ -26,9 +26,6 @@ COLUMNS = (
 JSON_SCHEMAS: Final = "JSON schemas"
 TOOL_CALLS: Final = "tool calls"
 FAST_FORWARD: Final = {False: "fast-forward off", True: "fast-forward on"}
-WITHOUT_FAST_FORWARD: Final = (
-    "from loraplex.platform.parameters import output_constraints as each; each.FAST_FORWARD = False"
-)
 REQUIRED: Final = {(JSON_SCHEMAS, False): 0.95, (TOOL_CALLS, True): 1.0}
 Schema = dict[str, Any]
 
@@ -108,8 +105,8 @@ async def measure_structured_output(
     """Raises `BenchFailed`."""
     report = Report("grammar-rate", COLUMNS)
     for fast_forward, name in FAST_FORWARD.items():
-        program = RUN if fast_forward else f"{WITHOUT_FAST_FORWARD}; {RUN}"
-        async with run_local_server(model, {"dtype": shape.dtype, **settings}, program) as server:
+        own = {"dtype": shape.dtype, "grammar_fast_forward": str(fast_forward).lower(), **settings}
+        async with run_local_server(model, own) as server:
             async with open_fixtures(server) as fixtures:
                 api_key = (await fixtures.tenant("bench")).api_key
             pool = await token_pool(server.base_url, api_key, BASE_MODEL)

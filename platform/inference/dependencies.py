@@ -44,6 +44,7 @@ class ServingConfig:
     body: BodyLimits = field(default_factory=BodyLimits)
     max_buffered_body_bytes: int = 256 << 20
     grammar: constraints.SchemaLimits = field(default_factory=constraints.SchemaLimits)
+    fast_forward: bool = True
     max_in_flight: int = 2048
     max_tokenizing: int = 16
     max_tokenizing_per_tenant: int = 4

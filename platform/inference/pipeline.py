@@ -113,7 +113,7 @@ class InferencePipeline:
     async def begin(self, context: RequestContext, values: GenerationBody) -> "Generation":
         """Start a generation and wait for its first event. The caller must `close` it. Raises the error of the request."""
         arrival, tenant_id = time.monotonic(), context.caller.tenant_id
-        constraints = build_output_constraints(values)
+        constraints = build_output_constraints(values, fast_forward=self._dependencies.config.fast_forward)
         if constraints is not None and self._failed_checks.is_empty(tenant_id):
             raise TooManyFailedChecks(
                 f"More than {BURST} schemas or grammars of this tenant were refused in a minute; the next one is checked in a second."

@@ -9,12 +9,14 @@ from loraplex.platform.parameters.response_format import Structure
 from loraplex.platform.parameters.tools import ToolChoice
 
 _NOTHING: Final = Structure(format=None, close=False)
-FAST_FORWARD = True
-"""Engines append several tokens in one step where the grammar allows one continuation. `bench grammar` measures both."""
 
 
-def build_output_constraints(values: GenerationRequest) -> OutputConstraints | None:
+def build_output_constraints(
+    values: GenerationRequest, *, fast_forward: bool = True
+) -> OutputConstraints | None:
     """Return the constraints; None means plain text, for which nothing is compiled or parsed.
+
+    `fast_forward`: engines may append several tokens in one step where the grammar allows one continuation.
 
     Raises `InvalidParameter` for contradictory parameters and for an unknown tool.
     """
@@ -38,7 +40,7 @@ def build_output_constraints(values: GenerationRequest) -> OutputConstraints | N
         tool_choice=choice.mode if callable_tools else "none",
         parallel=not choice.single and (chat is None or chat.parallel_tool_calls),
         close=structure.close,
-        fast_forward=FAST_FORWARD,
+        fast_forward=fast_forward,
     )
 
 

@@ -205,7 +205,7 @@ async def _open_dependencies(
 ) -> GatewayDependencies:
     info, engines, database = resources.info, resources.engines, resources.database
     blobs, metrics, admissions = resources.blobs, resources.metrics, resources.admissions
-    limits, secret = _limits(settings), resources.stores.secret
+    limits, secret = serving_config(settings), resources.stores.secret
     namespace_of = lru_cache(KNOWN_NAMESPACES)(partial(_namespace_of, secret))
     pool = await stack.enter_async_context(WorkerPool())
     tokenizer = await asyncio.to_thread(load_tokenizer, info.model_path)
@@ -349,9 +349,11 @@ async def _adapter_path(blobs: BlobStore, tenant_id: UUID, digest: str) -> str:
     return str(await blobs.ensure_local(tenant_id, digest))
 
 
-def _limits(settings: Settings) -> ServingConfig:
+def serving_config(settings: Settings) -> ServingConfig:
+    """The bounds of requests that these settings give."""
     price = settings.accelerator_price_per_hour
     return ServingConfig(
+        fast_forward=settings.grammar_fast_forward,
         max_in_flight=settings.max_requests_in_flight,
         queue_timeout_s=settings.queue_timeout_s,
         first_token_timeout_s=settings.first_token_timeout_s,

@@ -14,7 +14,6 @@ from loraplex.platform.engines.process import EngineProcessOptions, WatchdogConf
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.inference.structured_output.compile_cache import CompileLimits
 from loraplex.platform.observability.health import READY_STALL_S
-from loraplex.platform.parameters.output_constraints import FAST_FORWARD
 from loraplex.platform.removed_settings import REMOVED
 from loraplex.platform.server.serve_gateway import MAX_CONNECTIONS_PER_ADDRESS
 from loraplex.platform.startup_errors import SettingsError
@@ -285,7 +284,6 @@ def test_what_is_said_to_hold_instead_of_a_setting_that_is_gone_does() -> None:
         "engine_step_warning_s": engine.step_warning_s,
         "engine_unresponsive_s": WatchdogConfig().unresponsive_s,
         "grammar_deadline_s": compiling.deadline_s,
-        "grammar_fast_forward": FAST_FORWARD,
         "grammar_memory_bytes": compiling.memory_bytes,
         "idempotency_hours": IDEMPOTENCY_LIFETIME / timedelta(hours=1),
         "kv_block_size": engine.cache.block_size,

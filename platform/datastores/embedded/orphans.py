@@ -52,13 +52,13 @@ def is_ours(server: psutil.Process, identity: Identity) -> bool:
 
 def processes_inside(folder: Path) -> list[psutil.Process]:
     """The processes whose working directory is `folder`, as far as this user may know."""
-    target, found = str(folder.resolve()), []
+    target, found = str(folder.resolve()), list[psutil.Process]()
     # `process_iter` keeps its processes, and each of them the program that it had when it was first asked.
     for pid in psutil.pids():
-        with suppress(psutil.Error):
-            process = psutil.Process(pid)
-            if process.cwd() == target:
-                found.append(process)
+        # psutil's own `cwd` does not tell a folder from one of its name that was removed.
+        with suppress(psutil.Error, OSError):
+            if os.readlink(f"/proc/{pid}/cwd") == target:
+                found.append(psutil.Process(pid))
     return found
 
 

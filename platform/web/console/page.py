@@ -51,8 +51,6 @@ AFTER: Final = "after"
 class OpenPage:
     """A request for a page that needs no session, such as that of signing in. `session` None: the browser has none."""
 
-    """The request for a page that needs no session, such as that of signing in."""
-
     endpoint: ConsoleEndpoint
     http: Request
     session: ConsoleSession | None

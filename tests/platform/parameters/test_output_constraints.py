@@ -14,7 +14,6 @@ from loraplex.grammar.constraints import (
     StructuralTag,
 )
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.parameters import output_constraints
 from loraplex.platform.parameters.output_constraints import build_output_constraints
 from loraplex.platform.parameters.parameter_table import read_parameters
 
@@ -147,8 +146,7 @@ def test_contradictory_constraints(parameters: dict[str, Any], param: str, words
     assert refused.value.param == param
 
 
-def test_completions_have_formats_and_no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_constraints, "FAST_FORWARD", False)
+def test_completions_have_formats_and_no_tools() -> None:
     body = {"model": "m", "prompt": "a", "structured_outputs": {"regex": "a", "close": True}}
-    form = build_output_constraints(read_parameters("completions", body))
+    form = build_output_constraints(read_parameters("completions", body), fast_forward=False)
     assert form == OutputConstraints(format=Regex("a"), close=True, fast_forward=False)

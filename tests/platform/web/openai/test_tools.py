@@ -16,8 +16,8 @@ from loraplex.grammar.parsing.deltas import OutputDelta
 from loraplex.grammar.parsing.tool_call_parser import ToolCallParser
 from loraplex.grammar.spec import decode_spec
 from loraplex.platform.errors import WorkersUnavailable
+from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.inference.pipeline import INLINE_CHARACTERS
-from loraplex.platform.parameters import output_constraints
 from loraplex.platform.parameters.json_object import size_of
 from loraplex.platform.parameters.request_object import read_reporting
 from loraplex.platform.web.openai.parsed_output import PARSE_CHARACTERS
@@ -274,9 +274,8 @@ async def test_every_tool_is_shown_whichever_may_be_called(start_gateway: Any) -
     assert len({request.grammar for request in gateway.engine.requests}) >= 3
 
 
-async def test_fast_forward_can_be_turned_off(start_gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_constraints, "FAST_FORWARD", False)
-    gateway = await start_gateway(FakeScript(answers=(ONE,)))
+async def test_fast_forward_is_the_operators(start_gateway: Any) -> None:
+    gateway = await start_gateway(FakeScript(answers=(ONE,)), limits=ServingConfig(fast_forward=False))
     await gateway.client().chat.completions.create(model=MODEL, messages=USER, tools=[WEATHER])
     assert not decode_spec(gateway.engine.requests[0].grammar).fast_forward
 
