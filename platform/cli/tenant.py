@@ -14,7 +14,6 @@ from loraplex.platform.cli.command_context import (
     async_command,
     command_unit_of_work,
     open_database,
-    run_command,
 )
 from loraplex.platform.cli.output import AsJson, print_document, print_key, print_rows, times_of
 from loraplex.tenants.accounts.records import TenantAccountDocument, TierChange
@@ -110,20 +109,17 @@ async def resume(name: Name, data_dir: DataDir = None, as_json: AsJson = False) 
 
 
 @app.command()
-def delete(name: Name, yes: Yes = False, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+@async_command
+async def delete(name: Name, yes: Yes = False, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Delete a tenant for good. The numbers of its usage stay.
 
     Its keys stop working at once. A running server, or the next one that starts, erases its adapters and other data.
     """
     if not yes and typer.prompt(f"Type the name of the tenant to delete ({name})", err=True) != name:
         raise typer.BadParameter("the names differ: nothing was deleted")
-
-    async def work() -> None:
-        async with command_unit_of_work(data_dir) as uow:
-            tenant = await tenants.delete(uow, await tenant_id_of(uow, name))
-        print_document(tenant_document(tenant), as_json)
-
-    run_command(work())
+    async with command_unit_of_work(data_dir) as uow:
+        tenant = await tenants.delete(uow, await tenant_id_of(uow, name))
+    print_document(tenant_document(tenant), as_json)
 
 
 def read_limit(text: str) -> tuple[str, int]:

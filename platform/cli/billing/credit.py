@@ -5,7 +5,12 @@ from typing import Annotated
 
 import typer
 
-from loraplex.platform.cli.command_context import DataDir, command_unit_of_work, open_database, run_command
+from loraplex.platform.cli.command_context import (
+    DataDir,
+    async_command,
+    command_unit_of_work,
+    open_database,
+)
 from loraplex.platform.cli.output import AsJson, print_document, print_rows
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.errors import InvalidField
@@ -32,7 +37,8 @@ COLUMNS = (
 
 
 @app.command()
-def grant(
+@async_command
+async def grant(
     amount_micro: AmountMicro,
     tenant: TenantName,
     reason: Reason,
@@ -43,35 +49,28 @@ def grant(
     as_json: AsJson = False,
 ) -> None:
     """Grant a credit to a tenant."""
-
-    async def work() -> None:
-        async with command_unit_of_work(data_dir) as uow:
-            tenant_id = (await TenantRepository(uow.session).get(tenant)).id
-            granted = await use_cases.grant_credit(
-                uow,
-                tenant_id,
-                amount_micro,
-                reason,
-                priority=priority,
-                expires_at=read_time(expires_at),
-                currency=currency,
-            )
-        print_document(granted.model_dump(mode="json"), as_json)
-
-    run_command(work())
+    async with command_unit_of_work(data_dir) as uow:
+        tenant_id = (await TenantRepository(uow.session).get(tenant)).id
+        granted = await use_cases.grant_credit(
+            uow,
+            tenant_id,
+            amount_micro,
+            reason,
+            priority=priority,
+            expires_at=read_time(expires_at),
+            currency=currency,
+        )
+    print_document(granted.model_dump(mode="json"), as_json)
 
 
 @app.command("list")
-def list_credits(tenant: TenantName, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+@async_command
+async def list_credits(tenant: TenantName, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the credits of a tenant with what is left of each, newest first."""
-
-    async def work() -> None:
-        async with open_database(data_dir) as database, database.as_operator() as session:
-            tenant_id = (await TenantRepository(session).get(tenant)).id
-            found = await queries.credits(session, tenant_id, Part(MAX_ROWS))
-        print_rows([each.model_dump(mode="json") for each in found], as_json, COLUMNS)
-
-    run_command(work())
+    async with open_database(data_dir) as database, database.as_operator() as session:
+        tenant_id = (await TenantRepository(session).get(tenant)).id
+        found = await queries.credits(session, tenant_id, Part(MAX_ROWS))
+    print_rows([each.model_dump(mode="json") for each in found], as_json, COLUMNS)
 
 
 def read_time(text: str | None) -> datetime | None:

@@ -8,10 +8,10 @@ import typer
 
 from loraplex.platform.cli.command_context import (
     DataDir,
+    async_command,
     command_unit_of_work,
     exit_codes,
     open_database,
-    run_command,
 )
 from loraplex.platform.cli.output import AsJson, print_document, print_rows
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -39,7 +39,8 @@ MAX_ROWS = 10_000
 
 
 @app.command()
-def preview(
+@async_command
+async def preview(
     tenant: TenantName,
     month: MonthName,
     currency: Currency = None,
@@ -47,18 +48,15 @@ def preview(
     as_json: AsJson = False,
 ) -> None:
     """Print what finalizing a month would lead to. Nothing is written."""
-
-    async def work() -> None:
-        async with open_database(data_dir) as database, database.as_operator() as session:
-            tenant_id = (await TenantRepository(session).get(tenant)).id
-            found = await queries.preview(session, tenant_id, Month.parse(month), currency)
-        print_invoice(found, as_json)
-
-    run_command(work())
+    async with open_database(data_dir) as database, database.as_operator() as session:
+        tenant_id = (await TenantRepository(session).get(tenant)).id
+        found = await queries.preview(session, tenant_id, Month.parse(month), currency)
+    print_invoice(found, as_json)
 
 
 @app.command()
-def finalize(
+@async_command
+async def finalize(
     tenant: TenantName,
     month: MonthName,
     currency: Currency = None,
@@ -66,64 +64,48 @@ def finalize(
     as_json: AsJson = False,
 ) -> None:
     """Make the invoice of a month final that is over, also within its grace."""
-
-    async def work() -> None:
-        async with command_unit_of_work(data_dir) as uow:
-            tenant_id = (await TenantRepository(uow.session).get(tenant)).id
-            invoice = await use_cases.finalize(uow, tenant_id, Month.parse(month), currency=currency)
-        print_invoice(invoice, as_json)
-
-    run_command(work())
+    async with command_unit_of_work(data_dir) as uow:
+        tenant_id = (await TenantRepository(uow.session).get(tenant)).id
+        invoice = await use_cases.finalize(uow, tenant_id, Month.parse(month), currency=currency)
+    print_invoice(invoice, as_json)
 
 
 @app.command()
-def paid(
+@async_command
+async def paid(
     invoice_id: InvoiceId, reference: Reference, data_dir: DataDir = None, as_json: AsJson = False
 ) -> None:
     """Record the payment of a final invoice."""
-
-    async def work() -> None:
-        async with command_unit_of_work(data_dir) as uow:
-            invoice = await use_cases.pay(uow, invoice_id, reference)
-        print_document(summary(invoice), as_json)
-
-    run_command(work())
+    async with command_unit_of_work(data_dir) as uow:
+        invoice = await use_cases.pay(uow, invoice_id, reference)
+    print_document(summary(invoice), as_json)
 
 
 @app.command()
-def void(invoice_id: InvoiceId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+@async_command
+async def void(invoice_id: InvoiceId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Cancel a final invoice. Its credits are given back; what it billed is billed again by the next one."""
-
-    async def work() -> None:
-        async with command_unit_of_work(data_dir) as uow:
-            invoice = await use_cases.void(uow, invoice_id)
-        print_document(summary(invoice), as_json)
-
-    run_command(work())
+    async with command_unit_of_work(data_dir) as uow:
+        invoice = await use_cases.void(uow, invoice_id)
+    print_document(summary(invoice), as_json)
 
 
 @app.command("list")
-def list_invoices(tenant: OneTenant = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+@async_command
+async def list_invoices(tenant: OneTenant = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List invoices, newest first, at most 10000."""
-
-    async def work() -> None:
-        async with open_database(data_dir) as database, database.as_operator() as session:
-            owner = None if tenant is None else (await TenantRepository(session).get(tenant)).id
-            found = await queries.invoices(session, owner, {}, Part(MAX_ROWS))
-        print_rows([summary(each) for each in found], as_json, COLUMNS)
-
-    run_command(work())
+    async with open_database(data_dir) as database, database.as_operator() as session:
+        owner = None if tenant is None else (await TenantRepository(session).get(tenant)).id
+        found = await queries.invoices(session, owner, {}, Part(MAX_ROWS))
+    print_rows([summary(each) for each in found], as_json, COLUMNS)
 
 
 @app.command()
-def export(invoice_id: InvoiceId, folder: Folder, data_dir: DataDir = None) -> None:
+@async_command
+async def export(invoice_id: InvoiceId, folder: Folder, data_dir: DataDir = None) -> None:
     """Write a final invoice with its requests, prices and credits into a new folder, which `verify` reads."""
-
-    async def work() -> None:
-        async with open_database(data_dir) as database, database.as_operator() as session:
-            await export_invoice(session, invoice_id, folder)
-
-    run_command(work())
+    async with open_database(data_dir) as database, database.as_operator() as session:
+        await export_invoice(session, invoice_id, folder)
 
 
 @app.command()

@@ -10,7 +10,12 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.cli.command_context import DataDir, command_unit_of_work, open_database, run_command
+from loraplex.platform.cli.command_context import (
+    DataDir,
+    async_command,
+    command_unit_of_work,
+    open_database,
+)
 from loraplex.platform.cli.output import AsJson, print_document, print_rows
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.billing import use_cases as rate_cards
@@ -49,7 +54,8 @@ PREVIEW_COLUMNS = ("name", "currency", "billed_pico", "draft_pico")
 
 
 @app.command()
-def create(
+@async_command
+async def create(
     currency: Currency,
     prompt: Prompt,
     completion: Completion,
@@ -64,36 +70,32 @@ def create(
     """Add a version to a rate card. It ends its predecessor when it begins, and applies to later requests only."""
     check_scope(tier, tenant, adapter)
     begins = None if effective_from is None else read_time(effective_from)
-
-    async def work() -> None:
-        price = price_of(prompt, cached_prompt, completion)
-        async with command_unit_of_work(data_dir) as uow:
-            key = await card_key(uow.session, currency, tier, tenant, adapter)
-            made = await rate_cards.create(uow, key, price, begins)
-        print_document(version_document(made), as_json)
-
-    run_command(work())
+    price = price_of(prompt, cached_prompt, completion)
+    async with command_unit_of_work(data_dir) as uow:
+        key = await card_key(uow.session, currency, tier, tenant, adapter)
+        made = await rate_cards.create(uow, key, price, begins)
+    print_document(version_document(made), as_json)
 
 
 @app.command("list")
-def list_rate_cards(tenant: TenantName = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+@async_command
+async def list_rate_cards(
+    tenant: TenantName = None, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
     """List the versions of all rate cards, newest first."""
-
-    async def work() -> None:
-        async with open_database(data_dir) as database, database.as_operator() as session:
-            filters: dict[str, object] = {}
-            if tenant is not None:
-                filters["tenant_id"] = (await TenantRepository(session).get(tenant)).id
-            documents = [version_document(each) for each in await all_versions(session, filters)]
-        if not as_json:
-            documents = [{**each, "applies_to": applies_to(each)} for each in documents]
-        print_rows(documents, as_json, COLUMNS)
-
-    run_command(work())
+    async with open_database(data_dir) as database, database.as_operator() as session:
+        filters: dict[str, object] = {}
+        if tenant is not None:
+            filters["tenant_id"] = (await TenantRepository(session).get(tenant)).id
+        documents = [version_document(each) for each in await all_versions(session, filters)]
+    if not as_json:
+        documents = [{**each, "applies_to": applies_to(each)} for each in documents]
+    print_rows(documents, as_json, COLUMNS)
 
 
 @app.command()
-def preview(
+@async_command
+async def preview(
     currency: Currency,
     prompt: Prompt,
     completion: Completion,
@@ -110,20 +112,16 @@ def preview(
     The draft is taken to be in force all month; it prices what it covers, unless a more specific card did.
     """
     check_scope(tier, tenant, adapter)
-
-    async def work() -> None:
-        price = price_of(prompt, cached_prompt, completion)
-        async with open_database(data_dir) as database, database.as_operator() as session:
-            key = await card_key(session, currency, tier, tenant, adapter)
-            found = await rate_cards.preview(session, key, price, month)
-        rated = [each.model_dump(mode="json") for each in found.rated]
-        sums = [each.model_dump(mode="json") for each in found.totals]
-        if as_json:
-            print_document({"month": found.month, "data": rated, "totals": sums}, as_json)
-        else:
-            print_rows([*rated, *({"name": "total", **each} for each in sums)], as_json, PREVIEW_COLUMNS)
-
-    run_command(work())
+    price = price_of(prompt, cached_prompt, completion)
+    async with open_database(data_dir) as database, database.as_operator() as session:
+        key = await card_key(session, currency, tier, tenant, adapter)
+        found = await rate_cards.preview(session, key, price, month)
+    rated = [each.model_dump(mode="json") for each in found.rated]
+    sums = [each.model_dump(mode="json") for each in found.totals]
+    if as_json:
+        print_document({"month": found.month, "data": rated, "totals": sums}, as_json)
+    else:
+        print_rows([*rated, *({"name": "total", **each} for each in sums)], as_json, PREVIEW_COLUMNS)
 
 
 def check_scope(tier: str | None, tenant: str | None, adapter: str | None) -> None:

@@ -18,9 +18,9 @@ import typer
 
 from loraplex.platform.cli.command_context import (
     DataDir,
+    async_command,
     open_command_stores,
     open_tenant_command,
-    run_command,
 )
 from loraplex.platform.cli.output import AsJson, print_rows
 from loraplex.tenants.admission.counter_drift import compare_all_counters
@@ -45,7 +45,8 @@ COMPARED: Final = ("compared", "from", "to", "sums", "differing", "drift_pico")
 
 
 @app.command()
-def export(
+@async_command
+async def export(
     tenant: TenantName,
     month: Month,
     form: Form = "csv",
@@ -60,13 +61,9 @@ def export(
         raise typer.BadParameter(f"--month {month[:20]}: write YEAR-MONTH, as 2026-11")
     if output is not None and output.exists():
         raise typer.BadParameter(f"--output {output}: the file exists already")
-
-    async def work() -> None:
-        async with open_tenant_command(tenant, data_dir) as command, command.query() as session:
-            with nullcontext(sys.stdout) if output is None else output.open("x", newline="") as file:
-                await write_rows(file, form, exported_rows(session, command.tenant_id, f"m:{month}"))
-
-    run_command(work())
+    async with open_tenant_command(tenant, data_dir) as command, command.query() as session:
+        with nullcontext(sys.stdout) if output is None else output.open("x", newline="") as file:
+            await write_rows(file, form, exported_rows(session, command.tenant_id, f"m:{month}"))
 
 
 async def write_rows(file: TextIO, form: str, rows: AsyncIterator[dict[str, Any]]) -> None:
@@ -95,23 +92,19 @@ def plain(text: str | None) -> str | None:
 
 
 @app.command()
-def reconcile(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+@async_command
+async def reconcile(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Compare the ledger with the rollups, the totals, final invoices and the quota counters. Exit code 1 if anything differs.
 
     Nothing is changed. A difference of the counters counts if it stays the same for five seconds.
     """
-
     found: list[Comparison] = []
-
-    async def work() -> None:
-        async with open_command_stores(data_dir) as stores:
-            found.extend(await compare_ledger(stores.database))
-            if stores.redis_url is None:
-                typer.echo("counters: not compared, since no Valkey is configured or runs here", err=True)
-            else:
-                found.append(await compare_all_counters(stores.database, stores.redis_url))
-
-    run_command(work())
+    async with open_command_stores(data_dir) as stores:
+        found.extend(await compare_ledger(stores.database))
+        if stores.redis_url is None:
+            typer.echo("counters: not compared, since no Valkey is configured or runs here", err=True)
+        else:
+            found.append(await compare_all_counters(stores.database, stores.redis_url))
     report(found, as_json)
     if any(each.differing for each in found):
         raise typer.Exit(1)

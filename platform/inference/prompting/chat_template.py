@@ -8,7 +8,7 @@ import inspect
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from jinja2 import meta
@@ -236,8 +236,7 @@ def _broken_up(pattern: re.Pattern[str], text: str, marker: str) -> str:
 
 
 def _absent_characters(values: Sequence[object]) -> Marks:
-    written = json.dumps(values, ensure_ascii=False, default=str)
-    used = set[str]() if written.isascii() else set(written)
+    used = set[str]().union(*(text for text in _strings(values) if not text.isascii()))
     unused = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
     inside, edge = next(unused, None), next(unused, None)
     if inside is None or edge is None:
@@ -245,6 +244,19 @@ def _absent_characters(values: Sequence[object]) -> Marks:
             "`messages` contains every character of a private-use plane.", param="messages"
         )
     return Marks(inside, edge)
+
+
+def _strings(value: object) -> Iterator[str]:
+    """Yield every string in a JSON value, names too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield name
+            yield from _strings(inner)
+    elif isinstance(value, Sequence):
+        for inner in value:
+            yield from _strings(inner)
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

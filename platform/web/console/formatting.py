@@ -5,7 +5,6 @@ Invariant: amounts are integers throughout. What is not zero is never shown as z
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from inspect import isfunction
 from typing import Any, Final
 
 from loraplex.tenants.invoices.currencies import minor_digits
@@ -245,8 +244,10 @@ def _shortened(text: str | None, length: int) -> str:
 
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    name: each
-    for name, each in globals().items()
-    if isfunction(each) and each.__module__ == __name__ and not name.startswith("_")
+    each.__name__: each
+    for each in (
+        *(money_total, money_spent, money_sum, money_request, money_exact, rate, count),
+        *(compact, duration, share, file_size, memory_size, ago, day),
+        *(exact_time, month_name, machine_time, short_digest, short_id, sentence, browser),
+    )
 }
-"""Every public function above."""

@@ -27,6 +27,7 @@ def limit_annotations(names: Iterable[str], money: Any = int) -> dict[str, Any]:
 class QuotaLimitFields(RequestModel):
     """The limits that requests are counted against; null is no limit."""
 
+    # One field for each limit: names and maxima stand in `tenants/quotas/limits.py` alone.
     __annotations__ = limit_annotations(COUNTED)
 
 

@@ -26,6 +26,7 @@ class TenantQuotaUpdate(QuotaLimitFields):
     `default_max_tokens`: of chat answers whose requests name no maximum; 0 is what the context leaves.
     """
 
+    # One field for each limit: names and maxima stand in `tenants/quotas/limits.py` alone.
     __annotations__ = limit_annotations(TENANT_ONLY)
 
     def named(self) -> dict[str, Any]:

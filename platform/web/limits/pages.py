@@ -135,7 +135,6 @@ async def replay_draft(page: Reader) -> Response:
     own = subject.state.limits if draft is None and not errors else NO_LIMITS
     return page.show(
         "limits/what_if.html",
-        status=422 if errors else 200,
         form=form.entered(errors),
         subject=subject,
         choices=choices,

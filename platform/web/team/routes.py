@@ -11,7 +11,7 @@ from loraplex.platform.web.openapi import described, listed
 from loraplex.platform.web.path_ids import PathId
 from loraplex.platform.web.planes import TenantRequest, requires
 from loraplex.platform.web.request_bodies import RequestModel, request_model
-from loraplex.platform.web.responses import documented
+from loraplex.platform.web.responses import ApiResponse, documented
 from loraplex.platform.web.sorting import BY_CREATION
 from loraplex.tenants.errors import UserNotFound
 from loraplex.tenants.names import EMAIL_MAX_LENGTH
@@ -56,7 +56,7 @@ async def invite_user(request: Admin, body: Annotated[NewUserBody, request_model
     """Invite a person: give the link to the person, who signs in by it within 7 days. An open invitation of the same address
     ends. A key that is bound to networks invites no one (403).
     """
-    return await request.run(
+    return await request.replying(_invited).run(
         team.invite, request.tenant_id, body.email, body.role, by_key=request.caller.api_key_id
     )
 
@@ -86,3 +86,7 @@ async def change_user(
 async def remove_user(request: Admin, user_id: UserId) -> Response:
     """Remove a member, whose sessions here end at once, or withdraw an invitation. The last admin stays (409)."""
     return await request.run(team.remove, request.tenant_id, user_id)
+
+
+def _invited(invited: InvitationDocument) -> ApiResponse:
+    return ApiResponse(201, invited, headers={"cache-control": "no-store"})

@@ -34,6 +34,7 @@ class TierForm(BaseModel):
 class Limits(BaseModel):
     """All limits of a tenant; one that is left empty does not limit."""
 
+    # One field for each limit: names and maxima stand in `tenants/quotas/limits.py` alone.
     __annotations__ = limit_annotations(MAXIMA, money=Micro)
 
 

@@ -1,12 +1,13 @@
 """What a gateway takes from its settings reaches what requests are bounded by."""
 
 from dataclasses import fields
+from typing import Any
 
 from loraplex.platform.config import Settings
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.server.gateway import serving_config
 
-GIVEN = {
+GIVEN: dict[str, Any] = {
     "max_requests_in_flight": 7,
     "grammar_fast_forward": False,
     "queue_timeout_s": 1.0,
