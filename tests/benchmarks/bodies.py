@@ -101,10 +101,12 @@ def git(*arguments: str) -> None:
 
 
 def run_child(checkout: Path, repeats: int) -> dict[str, float]:
-    """Measure a checkout in a process."""
-    path = os.pathsep.join((str(checkout / ".src"), str(CHECKOUT)))
-    command = (sys.executable, "-m", MODULE, str(repeats))
-    run = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+    """Measure a checkout in a process, by its own module of this name."""
+    command, environment = (
+        (sys.executable, "-m", MODULE, str(repeats)),
+        {**os.environ, "PYTHONPATH": str(checkout / ".src")},
+    )
+    run = subprocess.run(command, capture_output=True, cwd=checkout, env=environment, check=False)
     if run.returncode:
         raise BenchFailed(run.stderr.decode(errors="replace").strip().splitlines()[-1])
     return msgspec.json.decode(run.stdout, type=dict[str, float])

@@ -103,11 +103,14 @@ def measure_checkout(checkout: Path, shape: GatewayShape) -> dict[str, Figures]:
 
 @contextmanager
 def served(checkout: Path, module: str = MODULE, *arguments: str) -> Iterator[Serving]:
-    """Run this module, or another one, as the gateway of a checkout. Raises `BenchFailed` when it does not start."""
-    path = os.pathsep.join((str(checkout / ".src"), str(CHECKOUT)))
-    environment = {**os.environ, "PYTHONPATH": path}
+    """Run the checkout's own module of this name, or another one, as its gateway: names of modules differ from commit to commit.
+
+    Raises `BenchFailed` when it does not start.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(checkout / ".src")}
     with subprocess.Popen(
         (sys.executable, "-m", module, *arguments),
+        cwd=checkout,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
