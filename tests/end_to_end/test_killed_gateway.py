@@ -114,9 +114,8 @@ def check_released(serve: Serve, keys: list[str]) -> None:
     until(released, 90, "no reservation is in the counters")
 
 
-@pytest.mark.parametrize(
-    "with_stores", [False, pytest.param(True, marks=pytest.mark.long)], ids=["alone", "with its stores"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("with_stores", [False, True], ids=["alone", "with its stores"])
 def test_a_gateway_of_external_stores_is_killed(
     tmp_path: Path,
     demo_model: Path,

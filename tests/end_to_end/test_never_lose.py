@@ -170,6 +170,7 @@ def test_an_external_postgresql_hangs_and_is_stopped(
         print(check(serve, facts, load, monkeypatch))
 
 
+@pytest.mark.long
 def test_an_embedded_postgresql_hangs_and_is_killed(
     tmp_path: Path, demo_model: Path, away_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

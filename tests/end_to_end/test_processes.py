@@ -54,6 +54,7 @@ def survivor(demo_model: Path, data_dir: Path) -> Iterator[LiveServer]:
         yield server
 
 
+@pytest.mark.long
 def test_a_killed_engine_fails_streams_fast_and_returns(survivor: LiveServer) -> None:
     client, name = user_of(survivor, "pirate")
     before = ask(client, name).choices[0].message.content

@@ -115,6 +115,7 @@ for turn in range(2):
 """
 
 
+@pytest.mark.long
 def test_what_is_built_once_is_found_by_the_next_process(tmp_path: Path) -> None:
     """Triton forgets what it has loaded between the turns, as it is where a process begins."""
     environment = os.environ | {"PYTHONPATH": ".src:.", "TRITON_CACHE_DIR": str(tmp_path)}

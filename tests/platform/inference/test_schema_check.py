@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import AsyncIterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -46,6 +47,7 @@ class Checked:
             compile_checks=self.checks,
             value_validation=FakeValueValidation(),
         )
+        dependencies.output_planner = partial(GatewayDependencies.output_planner, dependencies)
         self.checker = SchemaChecks(cast(GatewayDependencies, dependencies))
 
     async def of(self, schema: Any, *, strict: bool = False) -> SchemaCheckResult:
