@@ -220,7 +220,12 @@ async def listening(
 
 def dependencies_of(database: Database, admissions: QuotaAdmissionController) -> GatewayDependencies:
     """Build what a gateway's routes use, with a scripted engine. What requests for plain text of token ids never use is absent."""
-    absent: Any = SimpleNamespace(special_tokens=frozenset(), record=lambda stats: None)
+    absent: Any = SimpleNamespace(
+        special_tokens=frozenset(),
+        continuation_ids=lambda text: [],
+        record=lambda stats: None,
+        record_adapter=lambda digest, name: None,
+    )
     uploads: Any = SimpleNamespace(limits=UploadConfig())
     uploads.in_turns = lambda turns: uploads
     names = (
