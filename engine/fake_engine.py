@@ -117,7 +117,9 @@ class _InjectedFault(Exception):
 
 
 class FakeEngine:
-    """An `EngineClient` that plays a `FakeScript`. Tests read `forgotten`, `aborts`, `running` and the last `RECORDED` of `requests` and `probed`."""
+    """An `EngineClient` that plays a `FakeScript`. Tests read `forgotten`, `aborts`, `running` and the last
+    `RECORDED` of `requests` and `probed`.
+    """
 
     def __init__(self, script: FakeScript | None = None) -> None:
         self.script = script or FakeScript()

@@ -1,6 +1,7 @@
 """Attempts a step of the background, once or until it is cancelled.
 
-Invariant: no failure ends what goes on. Of failures of a store that `repeat` meets, which repeat while the store is away, only the first in a row is logged.
+Invariant: no failure ends what goes on. Of failures of a store that `repeat` meets, which repeat while the store is
+away, only the first in a row is logged.
 """
 
 import asyncio

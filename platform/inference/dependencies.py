@@ -71,7 +71,8 @@ class GatewayDependencies:
 
     `derive_key`: byte strings, the first of which names the purpose -> 32 bytes keyed by the server secret.
 
-    `currency_of`: the currency that a tenant is charged in now. `adapter_path`: (tenant, digest) -> folder of the blob, which is first fetched to this machine where needed; raises
+    `currency_of`: the currency that a tenant is charged in now. `adapter_path`: (tenant, digest) -> folder of the
+    blob, which is first fetched to this machine where needed; raises
     `StorageError` of adapters. `health` None: nothing probes this gateway, as in a test.
     """
 

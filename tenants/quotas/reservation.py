@@ -41,7 +41,8 @@ class ReservationRequest:
     Token counts and `amount_nano` are upper bounds of what it uses; `sequences`, its prompts times `n`, run at the same time.
     A denial is explained by `request_id`, which the client knows. `subjects`: the tenant, the group if the key is in one, the key
     and, unless it is for the base model, the adapter, in this order, with their limits; `limit_root`: the root of the group.
-    Admission sets these two and `amount_nano`, by `bound`, before anything is reserved; the rest never changes. `tier`, the tenant's, and `adapter_name`, None for the base model, choose the price.
+    Admission sets these two and `amount_nano`, by `bound`, before anything is reserved; the rest never changes.
+    `tier`, the tenant's, and `adapter_name`, None for the base model, choose the price.
     The ledger stores neither `subjects`, `limit_root`, `request_id`, `tier`, `adapter_name` nor `policy_epoch`, which only an
     admission needs. Raises `InvalidField`.
     """
@@ -108,7 +109,9 @@ class LimitAtAdmission(NamedTuple):
 class Reservation:
     """An admitted request, the periods (`day`, `month`) and the epoch of its admission.
 
-    `price`: the one in force at `admitted_at`, by which it is settled; `NO_PRICE` of those read back from the ledger. `epoch`: that of the counters that admitted it; None where it is unknown. `degraded`: admitted by this gateway's share of
+    `price`: the one in force at `admitted_at`, by which it is settled; `NO_PRICE` of those read back from the ledger.
+    `epoch`: that of the counters that admitted it; None where it is unknown. `degraded`: admitted by this gateway's
+    share of
     the limits, without the counters; then `limits`, what it met of every limit, are those of the share.
     """
 

@@ -1,4 +1,6 @@
-"""Invoices of all tenants: preview, finalize, record a payment, void. Invariant: a preview writes nothing; voiding asks for the tenant's name."""
+"""Invoices of all tenants: preview, finalize, record a payment, void. Invariant: a preview writes nothing; voiding
+asks for the tenant's name.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Final

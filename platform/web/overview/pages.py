@@ -1,4 +1,6 @@
-"""`/` in a browser, and `/console`: requests, errors and spend at a glance, and what needs attention. Invariant: a person sees what their scopes show."""
+"""`/` in a browser, and `/console`: requests, errors and spend at a glance, and what needs attention. Invariant: a
+person sees what their scopes show.
+"""
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final, cast
