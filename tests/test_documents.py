@@ -140,7 +140,7 @@ def test_torch_is_pinned_without_a_local_suffix() -> None:
 def test_continuous_integration_reads_the_test_command_from_the_readme() -> None:
     marked = README.read_text().split("\n<!-- test command -->\n\n```bash\n")
     assert len(marked) == 2
-    assert "&& pytest -n 4" in marked[1].splitlines()[0]
+    assert "&& pytest -n 3" in marked[1].splitlines()[0]
     assert "/^<!-- test command -->$/" in (ROOT / ".ci" / "run").read_text()
 
 
