@@ -47,8 +47,9 @@ class Checked:
             compile_checks=self.checks,
             value_validation=FakeValueValidation(),
         )
-        dependencies.output_planner = partial(GatewayDependencies.output_planner, dependencies)
-        self.checker = SchemaChecks(cast(GatewayDependencies, dependencies))
+        given = cast(GatewayDependencies, dependencies)
+        dependencies.output_planner = partial(GatewayDependencies.output_planner, given)
+        self.checker = SchemaChecks(given)
 
     async def of(self, schema: Any, *, strict: bool = False) -> SchemaCheckResult:
         text = schema if isinstance(schema, str) else json.dumps(schema)
