@@ -11,6 +11,7 @@ from tests.tenants.ledger.settled_rows import read, reservation, usage
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
+from loraplex.platform.datastores.migrations import upgrade
 from loraplex.tenants.database import Database
 from loraplex.tenants.ledger.partitions import LedgerPartitions, LedgerRetention
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
@@ -38,8 +39,16 @@ def month_name(months_ago: int) -> tuple[datetime, str]:
     return datetime(year, month + 1, 1, tzinfo=UTC), f"usage_records_{year}_{month + 1:02}"
 
 
-async def test_what_is_needed_soon_is_there(database: Database) -> None:
-    keeper = LedgerPartitions(database.url, LedgerRetention())
+async def keeper_of_today(database: Database, retention: LedgerRetention) -> LedgerPartitions:
+    """A keeper that has nothing to make: the copied schema may be of yesterday."""
+    keeper = LedgerPartitions(database.url, retention)
+    await keeper.keep_up()
+    return keeper
+
+
+async def test_what_is_needed_soon_is_there(empty_database_url: str) -> None:
+    await asyncio.to_thread(upgrade, empty_database_url)
+    keeper = LedgerPartitions(empty_database_url, LedgerRetention())
     assert await keeper.keep_up() == ([], [])
     made = (await keeper.keep_up(datetime(2031, 11, 30, 23, 59, tzinfo=UTC)))[1]
     assert made == [
@@ -51,6 +60,7 @@ async def test_what_is_needed_soon_is_there(database: Database) -> None:
 
 async def test_what_is_past_its_retention_is_dropped(database: Database) -> None:
     tenant_id, now = await make_tenant(database), datetime.now(UTC)
+    keeper = await keeper_of_today(database, LedgerRetention(ledger_months=2, phases_days=3))
     kept, old = month_name(2), month_name(3)
     for at, _ in (kept, old, month_name(30)):
         await add(database, "usage_records", at)
@@ -59,7 +69,6 @@ async def test_what_is_past_its_retention_is_dropped(database: Database) -> None
     ledger = UsageLedger(database)
     for at in (kept[0], old[0]):
         await ledger.settle(reservation(tenant_id, at), TIMED)
-    keeper = LedgerPartitions(database.url, LedgerRetention(ledger_months=2, phases_days=3))
     dropped, made = await keeper.keep_up()
     day_names = [(now - timedelta(days=days)).strftime("request_phases_%Y_%m_%d") for days in (9, 4)]
     assert (dropped, made) == ([month_name(30)[1], old[1], *day_names], [])
@@ -83,9 +92,8 @@ async def reading(database: Database) -> AsyncIterator[None]:
 
 
 async def test_a_busy_table_is_left_to_the_next_time(database: Database) -> None:
-    old = month_name(30)
+    old, keeper = month_name(30), await keeper_of_today(database, LedgerRetention())
     await add(database, "usage_records", old[0])
-    keeper = LedgerPartitions(database.url, LedgerRetention())
     async with reading(database):
         assert await keeper.keep_up() == ([], [])
         assert old[1] in await names(database, "usage_records")

@@ -21,7 +21,10 @@ from loraplex.tenants.counters.counter_replies import PeriodUse
 from loraplex.tenants.ledger.serving_cost import AcceleratorPrice
 
 AREA = "/operator/console"
-NOW = datetime.now(UTC)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
 
 
 def given(console: Console, **dependencies: Any) -> None:
@@ -40,7 +43,7 @@ async def test_usage_with_price_cost_and_margin(console: Console, signed_in: Sig
     browser, path = await signed_in("operator"), f"{AREA}/usage"
     assert "No requests in this time" in (await browser.page(path)).text
     tenant = await bill(console.database, await console.tenant("harbor"))
-    await tenant.use(NOW, 1_000_000, 500_000, 100_000)
+    await tenant.use(now(), 1_000_000, 500_000, 100_000)
     page = await browser.page(path)
     assert page.texts("tbody td")[-1] == "$2.1750" and "Margin" not in page.text
     config = console.dependencies.config
@@ -49,7 +52,7 @@ async def test_usage_with_price_cost_and_margin(console: Console, signed_in: Sig
     figures = dict(zip(page.texts(".stat dt"), page.texts(".stat .value"), strict=True))
     assert figures["Charged per 1 M tokens"] == "$1.359375" and figures["Margin"].startswith("$2.1")
     euros = await bill(console.database, await console.tenant("euros"), {"EUR": Price(prompt=7)})
-    await euros.use(NOW, 10, currency="EUR")
+    await euros.use(now(), 10, currency="EUR")
     page = await browser.page(path)
     assert page.texts("tbody th") == ["euros", "harbor"] and "no margin can be given in USD" in page.text
     for query, field in (
@@ -67,7 +70,7 @@ async def test_engines_with_their_last_numbers(console: Console, signed_in: Sign
     assert single.texts("h2") == ["Engine 1 up"] and single.find("#engines").attributes["hx-get"] == path
     lost, new = Managed(), Managed()
     lost.connected, lost.failure = False, "it <b>keeps</b> failing"
-    lost.known_at = NOW
+    lost.known_at = now()
     lost.known_stats = EngineStats(
         running=3,
         waiting=2,
@@ -96,7 +99,7 @@ async def test_tenants_by_share_of_steps(console: Console, signed_in: SignedIn) 
     browser, path = await signed_in("operator"), f"{AREA}/engine"
     harbor, namespace_of = await console.tenant("harbor"), console.dependencies.namespace_of
     busy = Managed()
-    busy.known_at = NOW
+    busy.known_at = now()
     busy.known_stats = EngineStats(
         running=3,
         max_running=64,

@@ -14,8 +14,14 @@ from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.unit_of_work import unit_of_work
 
 AREA = "/operator/console"
-NOW = datetime.now(UTC)
-LAST_MONTH = Month.of(NOW).previous
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def last_month() -> Month:
+    return Month.of(now()).previous
 
 
 async def billed(console: Console, name: str = "harbor", currency: str = "USD") -> BilledTenant:
@@ -44,7 +50,7 @@ async def test_without_anything_each_page_says_so(signed_in: SignedIn) -> None:
 
 async def test_a_draft_is_rated_then_published_once(console: Console, signed_in: SignedIn) -> None:
     tenant = await billed(console)
-    await tenant.use(LAST_MONTH.begin, 2_000_000)
+    await tenant.use(last_month().begin, 2_000_000)
     browser, path = await signed_in("operator"), f"{AREA}/rate-cards"
     draft = {
         "tenant": "harbor",
@@ -52,7 +58,7 @@ async def test_a_draft_is_rated_then_published_once(console: Console, signed_in:
         "prompt": "3000000",
         "cached_prompt": "100",
         "completion": "0",
-        "effective_from": f"{NOW + timedelta(days=2):%Y-%m-%dT%H:%M}",
+        "effective_from": f"{now() + timedelta(days=2):%Y-%m-%dT%H:%M}",
     }
     answer = await browser.submit(f"{path}/new", f"{path}/preview", draft)
     page = Page(answer)
@@ -127,7 +133,7 @@ async def test_credits_are_paged_by_places_that_this_page_has_named(
 
 async def close(browser: Browser, tenant: str) -> str:
     path = f"{AREA}/invoices"
-    month = {"tenant": tenant, "month": str(LAST_MONTH)}
+    month = {"tenant": tenant, "month": str(last_month())}
     preview = Page(await browser.submit(f"{path}/close", f"{path}/preview", month))
     answer = await browser.post(path, preview.form(path))
     assert answer.status_code == 303, answer.text
@@ -136,17 +142,17 @@ async def close(browser: Browser, tenant: str) -> str:
 
 async def test_a_month_is_previewed_made_final_and_paid(console: Console, signed_in: SignedIn) -> None:
     tenant = await billed(console)
-    await tenant.use(LAST_MONTH.begin, 2_000_000)
+    await tenant.use(last_month().begin, 2_000_000)
     browser, path = await signed_in("operator"), f"{AREA}/invoices"
     preview = await browser.submit(
-        f"{path}/close", f"{path}/preview", {"tenant": "harbor", "month": str(LAST_MONTH)}
+        f"{path}/close", f"{path}/preview", {"tenant": "harbor", "month": str(last_month())}
     )
     assert preview.status_code == 200 and "$3.00" in preview.text and await actions(console) == []
     address = await close(browser, "harbor")
     page = await browser.page(address)
-    assert page.find("h1").text() == f"Invoice 1, {LAST_MONTH.begin:%B %Y}"
+    assert page.find("h1").text() == f"Invoice 1, {last_month().begin:%B %Y}"
     listed = await browser.page(f"{path}?tenant=harbor&state=final")
-    assert listed.texts("tbody td")[:4] == ["harbor", str(LAST_MONTH), "final", "$3.00"]
+    assert listed.texts("tbody td")[:4] == ["harbor", str(last_month()), "final", "$3.00"]
     unknown = await browser.get(f"{path}?tenant=nowhere")
     assert unknown.status_code == 422 and "There is no tenant nowhere" in unknown.text
     for name in ("json", "csv", "html"):
@@ -161,14 +167,14 @@ async def test_a_month_is_previewed_made_final_and_paid(console: Console, signed
     goes_on = await browser.submit(
         f"{path}/close",
         f"{path}/preview",
-        {"tenant": "harbor", "month": str(Month.of(NOW)), "currency": "USD"},
+        {"tenant": "harbor", "month": str(Month.of(now())), "currency": "USD"},
     )
     assert goes_on.status_code == 200 and not Page(goes_on).all(f'form[action="{path}"]')
 
 
 async def test_an_invoice_is_voided_by_the_typed_name_only(console: Console, signed_in: SignedIn) -> None:
     tenant = await billed(console)
-    await tenant.use(LAST_MONTH.begin, 2_000_000)
+    await tenant.use(last_month().begin, 2_000_000)
     browser = await signed_in("operator")
     address = await close(browser, "harbor")
     action = f"{address}/actions/void"

@@ -13,8 +13,13 @@ from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.unit_of_work import unit_of_work
 
-NOW = datetime.now(UTC)
-LAST_MONTH = Month.of(NOW).previous
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def last_month() -> Month:
+    return Month.of(now()).previous
 
 
 async def billed(console: Console, name: str = "harbor", currency: str = "USD") -> BilledTenant:
@@ -24,7 +29,7 @@ async def billed(console: Console, name: str = "harbor", currency: str = "USD") 
 
 async def finalize(console: Console, tenant: BilledTenant) -> UUID:
     async with unit_of_work(console.database, system_actor("test"), None, None) as uow:
-        return (await invoices.finalize(uow, tenant.id, LAST_MONTH, now=NOW)).id
+        return (await invoices.finalize(uow, tenant.id, last_month(), now=now())).id
 
 
 async def test_roles(signed_in: SignedIn) -> None:
@@ -48,11 +53,11 @@ async def test_a_month_from_its_draft_to_its_invoice(console: Console, signed_in
     tenant = await billed(console)
     async with console.database.as_tenant(tenant.id) as session:
         adapter = await AdapterRepository(session, tenant.id).create("pirate")
-    await tenant.use(LAST_MONTH.begin, 2_000_000, adapter_id=adapter.id)
-    await tenant.use(NOW, 1_000_000)
+    await tenant.use(last_month().begin, 2_000_000, adapter_id=adapter.id)
+    await tenant.use(now(), 1_000_000)
     async with unit_of_work(console.database, system_actor("test"), None, None) as uow:
         await invoices.grant_credit(
-            uow, tenant.id, 500_000, "<b>welcome</b>", expires_at=NOW + timedelta(days=90)
+            uow, tenant.id, 500_000, "<b>welcome</b>", expires_at=now() + timedelta(days=90)
         )
     identity = await finalize(console, tenant)
     browser = await signed_in("billing")
@@ -63,11 +68,11 @@ async def test_a_month_from_its_draft_to_its_invoice(console: Console, signed_in
     assert "<b>welcome</b>" in page.text and not page.all("main table td b")
     assert "$1.500" in page.text and page.all('[title="1,500,000 micro-units"]')
     invoice = await browser.page(f"/console/billing/invoices/{identity}")
-    assert invoice.find("h1").text() == f"Invoice 1, {LAST_MONTH.begin:%B %Y}"
+    assert invoice.find("h1").text() == f"Invoice 1, {last_month().begin:%B %Y}"
     assert invoice.texts("tfoot td.num") == ["$3.000000", "−$0.500000", "$2.50"]
     assert "loraplex invoice verify" in invoice.text
     draft = await browser.page("/console/billing/invoices/draft")
-    assert draft.find("h1").text() == f"Draft, {NOW:%B %Y}"
+    assert draft.find("h1").text() == f"Draft, {now():%B %Y}"
     for name in ("json", "csv", "html"):
         for path in (f"{identity}/{name}", f"draft/{name}"):
             assert (await browser.get(f"/console/billing/invoices/{path}")).status_code == 200
@@ -89,6 +94,6 @@ async def test_other_currencies_are_written_with_their_digits(console: Console, 
         ("kuwait", "KWD", "KWD\u00a01.500"),
     ):
         tenant = await billed(console, name, currency)
-        await tenant.use(NOW, 1_000_000, currency=currency)
+        await tenant.use(now(), 1_000_000, currency=currency)
         page = await (await signed_in("billing", name)).page("/console/billing")
         assert page.all(".stat .value")[0].text() == amount

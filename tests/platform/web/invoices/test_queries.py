@@ -26,8 +26,14 @@ from loraplex.tenants.pages import Part
 from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 ResultT = TypeVar("ResultT")
-NOW = datetime.now(UTC)
-LAST_MONTH = Month.of(NOW).previous
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def last_month() -> Month:
+    return Month.of(now()).previous
 
 
 async def read(tenant: BilledTenant, find: Callable[[AsyncSession], Awaitable[ResultT]]) -> ResultT:
@@ -44,8 +50,8 @@ async def test_the_most_specific_price_applies_and_a_later_one_is_rated_at_last_
     database: Database,
 ) -> None:
     tenant = await make_billed_tenant(database)
-    await tenant.use(LAST_MONTH.begin, 1_000_000)
-    begins = NOW + timedelta(days=3)
+    await tenant.use(last_month().begin, 1_000_000)
+    begins = now() + timedelta(days=3)
     for key, price in (
         (CardKey(None, None, None, "USD"), Price(prompt=9)),
         (CardKey("standard", None, None, "USD"), Price(prompt=8)),
@@ -54,7 +60,7 @@ async def test_the_most_specific_price_applies_and_a_later_one_is_rated_at_last_
         await operate(database, lambda uow, key=key, price=price: rate_cards.create(uow, key, price))  # type: ignore[misc]
     own = CardKey(None, tenant.id, None, "USD")
     await operate(database, lambda uow: rate_cards.create(uow, own, Price(prompt=3_000_000), begins))
-    found = await read(tenant, lambda session: billing.prices(session, tenant.id, NOW))
+    found = await read(tenant, lambda session: billing.prices(session, tenant.id, now()))
     assert found.currency == "USD" and found.of_adapters == ()
     assert found.general is not None and found.general.id == tenant.versions["USD"]
     (coming,) = (each for each in found.coming if each.version.key == own)
@@ -65,12 +71,12 @@ async def test_the_most_specific_price_applies_and_a_later_one_is_rated_at_last_
 
 async def test_the_draft_of_this_month_is_computed_and_writes_nothing(database: Database) -> None:
     tenant = await make_billed_tenant(database)
-    empty = await read(tenant, lambda session: queries.draft(session, tenant.id, NOW))
+    empty = await read(tenant, lambda session: queries.draft(session, tenant.id, now()))
     assert not empty.invoice.lines and empty.invoice.currency == "USD"
-    await tenant.use(NOW, 2_000_000)
-    draft = await read(tenant, lambda session: queries.draft(session, tenant.id, NOW))
+    await tenant.use(now(), 2_000_000)
+    draft = await read(tenant, lambda session: queries.draft(session, tenant.id, now()))
     assert draft.invoice.total_micro == 3_000_000
-    last_day = Month.of(NOW).end - timedelta(seconds=1)
+    last_day = Month.of(now()).end - timedelta(seconds=1)
     assert (await read(tenant, lambda session: queries.draft(session, tenant.id, last_day))).days_left == 1
     page = await read(tenant, lambda session: queries.invoices(session, tenant.id, {}, Part(9)))
     assert page == []
@@ -78,11 +84,11 @@ async def test_the_draft_of_this_month_is_computed_and_writes_nothing(database: 
 
 async def test_invoices_are_paged_and_another_tenants_are_not_found(database: Database) -> None:
     tenant, other = await make_billed_tenant(database), await make_billed_tenant(database, "other")
-    for month in (LAST_MONTH.previous, LAST_MONTH):
+    for month in (last_month().previous, last_month()):
         await tenant.use(month.begin, 1_000_000)
         await operate(
             database,
-            lambda uow, month=month: closing.finalize(uow, tenant.id, month, now=NOW),  # type: ignore[misc]
+            lambda uow, month=month: closing.finalize(uow, tenant.id, month, now=now()),  # type: ignore[misc]
         )
     (first,) = await read(tenant, lambda session: queries.invoices(session, tenant.id, {}, Part(1)))
     assert first.total_micro == 1_500_000
@@ -102,19 +108,19 @@ async def test_a_list_of_drafts_is_computed_at_once_as_each_of_them_is(database:
     """Of two months and two currencies, with an earlier invoice, a late row, a minimum and credits of its tenant alone."""
     prices = {"USD": Price(prompt=1_500_000, completion=7), "EUR": Price(prompt=2_000_000)}
     tenants = [await make_billed_tenant(database, f"tenant-{number}", prices) for number in range(3)]
-    first, second = LAST_MONTH.previous, LAST_MONTH
+    first, second = last_month().previous, last_month()
     for number, tenant in enumerate(tenants, start=1):
         await tenant.use(first.begin, number * 1_000_000, adapter_id=uuid4())
         await tenant.use(first.begin, number * 3_000_000, currency="EUR")
     await tenants[1].set_terms(minimum_micro=50_000_000, tax_rate_ppm=190_000)
     await operate(database, lambda uow: closing.grant_credit(uow, tenants[0].id, 400_000, "welcome"))
-    await operate(database, lambda uow: closing.finalize(uow, tenants[2].id, first, now=NOW))
+    await operate(database, lambda uow: closing.finalize(uow, tenants[2].id, first, now=now()))
     await tenants[2].use(first.begin, 9_000_000)
     await tenants[2].use(second.begin, 1, kind="correction", amount_pico=-5_000_000)
     for month, tenant, currency in product((first, second), tenants, prices):
         await operate(
             database,
-            lambda uow, each=(tenant.id, month, currency, NOW): closing.draft(uow, *each),  # type: ignore[misc]
+            lambda uow, id=tenant.id, each=month, code=currency: closing.draft(uow, id, each, code, now()),  # type: ignore[misc]
         )
 
     statements: list[str] = []
@@ -140,7 +146,7 @@ async def test_a_list_of_drafts_is_computed_at_once_as_each_of_them_is(database:
 
 async def test_credits_stand_in_the_order_in_which_they_pay(database: Database) -> None:
     tenant = await make_billed_tenant(database)
-    soon, later = NOW + timedelta(days=40), NOW + timedelta(days=400)
+    soon, later = now() + timedelta(days=40), now() + timedelta(days=400)
 
     async def grant(amount: int, reason: str, priority: int, expires_at: datetime | None = None) -> None:
         await operate(
@@ -154,8 +160,8 @@ async def test_credits_stand_in_the_order_in_which_they_pay(database: Database) 
     await grant(9_000_000, "third", 50)
     await grant(9_000_000, "second, since it expires", 50, later)
     await grant(9_000_000, "ends before its month does", 2, soon)
-    await tenant.use(LAST_MONTH.begin, 1_000_000)
-    await operate(database, lambda uow: closing.finalize(uow, tenant.id, LAST_MONTH, now=NOW))
+    await tenant.use(last_month().begin, 1_000_000)
+    await operate(database, lambda uow: closing.finalize(uow, tenant.id, last_month(), now=now()))
     found = await read(tenant, lambda session: queries.ranked_credits(session, tenant.id, soon))
     assert [(row.reason, row.place) for row in found] == [
         ("second, since it expires", 1),
