@@ -10,6 +10,7 @@ import sys
 import threading
 
 import pytest
+from tests.engine.interpreted_types import share_shapes
 
 BROKEN = 70
 
@@ -17,6 +18,7 @@ BROKEN = 70
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    share_shapes()
     pytest.main(["-qq", "--collect-only", "-p", "no:cacheprovider", *sys.argv[1:]])
     assert threading.active_count() == 1, "a fork takes no other thread with it"
     answers.write("ready\n")
