@@ -1,7 +1,7 @@
 """Attempts a step of the background, once or until it is cancelled.
 
-Invariant: no failure ends what goes on. Of failures of a store that `repeat` meets, which repeat while the store is
-away, only the first in a row is logged.
+Invariant: no failure ends what goes on. Of the failures that `repeat` expects, such as those of a store that is away, only the
+first in a row is logged.
 """
 
 import asyncio
@@ -18,14 +18,15 @@ async def repeat(
     step: Callable[[], Awaitable[object]],
     seconds: float,
     event: str = "will be tried again",
+    expected: tuple[type[Exception], ...] = (StoreUnavailable,),
 ) -> None:
-    """Run `step`, wait `seconds`, and so on. `event`: what a failure is logged as."""
+    """Run `step`, wait `seconds`, and so on. `event`: what a failure is logged as; one that is not `expected`, with its traceback."""
     has_failed = False
     while True:
         try:
             await step()
             has_failed = False
-        except StoreUnavailable as error:
+        except expected as error:
             if not has_failed:
                 log.warning(event, step=step.__name__, reason=str(error))
             has_failed = True

@@ -30,6 +30,7 @@ from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.versions import PendingVersion, PendingVersions, VersionStates, owners_of
+from loraplex.tenants.repetition import repeat
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 
@@ -86,15 +87,8 @@ class VersionLifecycle:
         with self._folders.watched():
             await self._repeat(self.resume_abandoned, self._limits.resume_s)
 
-    async def _repeat(self, work: Callable[[], Awaitable[None]], pause_s: float) -> None:
-        while True:
-            try:
-                await work()
-            except (TenantsError, AdaptersError, OSError) as error:
-                self._log.warning("pending uploads not swept", reason=str(error))
-            except Exception:  # noqa: BLE001 - reported; one bad round must not be the last
-                self._log.exception("sweeping pending uploads failed")
-            await asyncio.sleep(pause_s)
+    async def _repeat(self, step: Callable[[], Awaitable[None]], seconds: float) -> None:
+        await repeat(self._log, step, seconds, expected=(TenantsError, AdaptersError, OSError))
 
     async def resume_abandoned(self) -> None:
         """Resume unlocked folders, which a command or an ended server has left; delete those without a version."""
