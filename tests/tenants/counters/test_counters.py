@@ -313,6 +313,7 @@ async def test_after_quiescence_no_reservation_is_left(client: Redis, counters: 
     ],
 )
 async def test_the_periods_are_those_of_the_calendar(counters: Counters, time: datetime) -> None:
+    set_server_clock(counters, datetime(2026, 11, 21, tzinfo=UTC))
     tenant = await with_counters(
         counters, LimitedTenant(tenant=QuotaLimits(tokens_per_day=10, tokens_per_month=20))
     )

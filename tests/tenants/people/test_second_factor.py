@@ -34,7 +34,9 @@ from loraplex.tenants.people.sessions import SignedIn, find_session
 
 __all__ = ["cheap_passwords"]
 pytestmark = pytest.mark.usefixtures("cheap_passwords")
-MARA, NOW = "mara@example.com", datetime(2026, 11, 23, 12, 0, 15, tzinfo=UTC)
+MARA = "mara@example.com"
+# In the middle of a code's time. Of today: a session is renewed for a week from its sign-in, by the server's clock.
+NOW = datetime.now(UTC).replace(second=15, microsecond=0)
 
 
 @pytest.fixture

@@ -203,7 +203,7 @@ async def test_pages_have_the_range_of_the_first_one_and_its_totals(
 ) -> None:
     monkeypatch.setattr(usage_reports, "WHOLE_ROWS", whole_rows)
     reader.settle(*(reader.used(hours) for hours in range(5)))
-    query: dict[str, Any] = {"from": "2026-10-31", "bucket": "1h", "limit": 2}
+    query: dict[str, Any] = {"from": "2026-10-31", "to": "2026-12-31", "bucket": "1h", "limit": 2}
     seen, totals = [], []
     while True:
         report = await reader.ok("usage", query)
