@@ -42,9 +42,24 @@ Targets = Annotated[
 ]
 Model = Annotated[str | None, typer.Option(help="A folder or hub id; default the demo model.")]
 Dtype = Annotated[str, typer.Option(help=f"{', '.join(DTYPE_BYTES)}.")]
+
+
+def _require_pairs(pairs: list[str] | None) -> list[str] | None:
+    """Refuse a wrong setting before a model is fetched."""
+    for pair in pairs or ():
+        name, equals, _ = pair.partition("=")
+        if not (name and equals):
+            raise typer.BadParameter(f"{pair!r}: allowed is NAME=VALUE")
+    return pairs
+
+
 Setting = Annotated[
     list[str] | None,
-    typer.Option("--setting", help="NAME=VALUE for the started server, as in loraplex.toml; repeatable."),
+    typer.Option(
+        "--setting",
+        callback=_require_pairs,
+        help="NAME=VALUE for the started server, as in loraplex.toml; repeatable.",
+    ),
 ]
 Repeats = Annotated[int, typer.Option(min=1, help="Repeats; the median counts.")]
 Count = Annotated[int, typer.Option(min=1)]
@@ -94,14 +109,11 @@ def serve_load(
             tenants=tenants,
             traffic=traffic,
         )
+        objectives = parse_goodput(goodput)
         if base_url is not None:
-            return await load_running_server(
-                base_url, _targets(target, api_key), shape, parse_goodput(goodput)
-            )
+            return await load_running_server(base_url, _targets(target, api_key), shape, objectives)
         own = {"dtype": dtype, **parse_settings(setting)}
-        return await load_local_server(
-            resolve_model(model), own, shape, parse_goodput(goodput), print_progress
-        )
+        return await load_local_server(resolve_model(model), own, shape, objectives, print_progress)
 
     run_bench(work, out, as_json)
 
@@ -277,14 +289,9 @@ def resolve_model(model: str | None) -> str:
 
 
 def parse_settings(pairs: list[str] | None) -> dict[str, str]:
-    """Settings of the started server by name, from `NAME=VALUE`. Raises `SettingsError`."""
-    found = {}
-    for pair in pairs or ():
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise SettingsError(f"--setting {pair!r}: allowed is NAME=VALUE")
-        found[name.lower()] = value
-    return found
+    """Settings of the started server by name, from `NAME=VALUE`."""
+    split = (pair.partition("=") for pair in pairs or ())
+    return {name.lower(): value for name, _, value in split}
 
 
 def _targets(names: list[str] | None, api_key: str | None) -> list[Target]:

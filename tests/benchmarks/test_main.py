@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from loraplex.platform.cli.bench import app as bench_app
+from loraplex.platform.cli import bench
 
 README = Path(__file__).with_name("README.md").read_text()
 
@@ -23,7 +23,7 @@ def names(application: Typer) -> set[str]:
 
 def test_the_tables_list_every_command() -> None:
     assert set(re.findall(r"`python -m tests\.benchmarks ([a-z-]+)", README)) == names(app)
-    assert set(re.findall(r"`loraplex bench ([a-z-]+)", README)) == names(bench_app)
+    assert set(re.findall(r"`loraplex bench ([a-z-]+)", README)) == names(bench.app)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,11 @@ def test_the_tables_list_every_command() -> None:
         (["quantization", "--model", "/does/not/exist"], "/does/not/exist"),
     ],
 )
-def test_a_wrong_option_is_named(arguments: list[str], named: str, tiny_model: Path) -> None:
+def test_a_wrong_option_is_named(
+    arguments: list[str], named: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the demo model is fetched, which takes half a minute."""
+    monkeypatch.setattr(bench, "ensure_demo_model", lambda _: pytest.fail("the demo model was fetched"))
     needs_model = arguments[0] == "chunked-prefill"
     given = [*arguments, "--model", str(tiny_model)] if needs_model else arguments
     result = CliRunner().invoke(app, given)
