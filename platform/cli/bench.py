@@ -44,12 +44,20 @@ Model = Annotated[str | None, typer.Option(help="A folder or hub id; default the
 Dtype = Annotated[str, typer.Option(help=f"{', '.join(DTYPE_BYTES)}.")]
 
 
-def _require_pairs(pairs: list[str] | None) -> list[str] | None:
-    """Refuse a wrong setting before a model is fetched."""
+def parse_settings(pairs: list[str] | None) -> dict[str, str]:
+    """Settings of the started server by name, from `NAME=VALUE`. Raises `typer.BadParameter`."""
+    found = {}
     for pair in pairs or ():
-        name, equals, _ = pair.partition("=")
-        if not (name and equals):
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
             raise typer.BadParameter(f"{pair!r}: allowed is NAME=VALUE")
+        found[name.lower()] = value
+    return found
+
+
+def _checked(pairs: list[str] | None) -> list[str] | None:
+    """Refuse a wrong setting with the other options, before a model is fetched."""
+    parse_settings(pairs)
     return pairs
 
 
@@ -57,7 +65,7 @@ Setting = Annotated[
     list[str] | None,
     typer.Option(
         "--setting",
-        callback=_require_pairs,
+        callback=_checked,
         help="NAME=VALUE for the started server, as in loraplex.toml; repeatable.",
     ),
 ]
@@ -286,12 +294,6 @@ def print_progress(text: str) -> None:
 def resolve_model(model: str | None) -> str:
     """The folder or file of the model on this disk. Raises `ModelError` or `StartError`."""
     return str(ensure_demo_model(load_settings().data_dir) if model is None else locate_model(model))
-
-
-def parse_settings(pairs: list[str] | None) -> dict[str, str]:
-    """Settings of the started server by name, from `NAME=VALUE`."""
-    split = (pair.partition("=") for pair in pairs or ())
-    return {name.lower(): value for name, _, value in split}
 
 
 def _targets(names: list[str] | None, api_key: str | None) -> list[Target]:
