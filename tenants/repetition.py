@@ -1,7 +1,7 @@
 """Attempts a step of the background, once or until it is cancelled.
 
-Invariant: no failure ends what goes on. Of the failures that `repeat` expects, such as those of a store that is away, only the
-first in a row is logged.
+Invariant: no failure ends what goes on. Of the errors that `repeat` takes as `retried`, such as those of a store that is away, only
+the first in a row is logged.
 """
 
 import asyncio
@@ -18,15 +18,17 @@ async def repeat(
     step: Callable[[], Awaitable[object]],
     seconds: float,
     event: str = "will be tried again",
-    expected: tuple[type[Exception], ...] = (StoreUnavailable,),
+    retried: tuple[type[Exception], ...] = (StoreUnavailable,),
 ) -> None:
-    """Run `step`, wait `seconds`, and so on. `event`: what a failure is logged as; one that is not `expected`, with its traceback."""
+    """Run `step`, wait `seconds`, and so on. `event`: what a failure is logged as. An error that is `retried` is a warning, another
+    one has its traceback.
+    """
     has_failed = False
     while True:
         try:
             await step()
             has_failed = False
-        except expected as error:
+        except retried as error:
             if not has_failed:
                 log.warning(event, step=step.__name__, reason=str(error))
             has_failed = True

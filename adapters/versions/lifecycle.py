@@ -88,7 +88,7 @@ class VersionLifecycle:
             await self._repeat(self.resume_abandoned, self._limits.resume_s)
 
     async def _repeat(self, step: Callable[[], Awaitable[None]], seconds: float) -> None:
-        await repeat(self._log, step, seconds, expected=(TenantsError, AdaptersError, OSError))
+        await repeat(self._log, step, seconds, retried=(TenantsError, AdaptersError, OSError))
 
     async def resume_abandoned(self) -> None:
         """Resume unlocked folders, which a command or an ended server has left; delete those without a version."""
