@@ -71,9 +71,9 @@ class GatewayDependencies:
 
     `derive_key`: byte strings, the first of which names the purpose -> 32 bytes keyed by the server secret.
 
-    `currency_of`: the currency that a tenant is charged in now. `adapter_path`: (tenant, digest) -> folder of the
-    blob, which is first fetched to this machine where needed; raises
-    `StorageError` of adapters. `health` None: nothing probes this gateway, as in a test.
+    `currency_of`: the currency that a tenant is charged in now. `adapter_path`: (tenant, digest) -> folder of the blob, which is
+    first fetched to this machine where needed; raises `StorageError` of adapters. `health` None: nothing probes this gateway, as in
+    a test.
     """
 
     served_model_name: str

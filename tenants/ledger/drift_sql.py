@@ -165,9 +165,8 @@ _COMPARED: Final = {
 
 
 def comparison_of(compared: str) -> TextClause:
-    """The statement of the comparison of that name: the number of sums, of those that differ, the sizes of all
-    differences, the first differences
-    as arrays of tenant, place and `differs`, and the tenants that have any.
+    """The statement of the comparison of that name: the number of sums, of those that differ, the sizes of all differences, the
+    first differences as arrays of tenant, place and `differs`, and the tenants that have any.
     """
     return text(f"""
 WITH compared AS MATERIALIZED ({_COMPARED[compared]})

@@ -110,9 +110,8 @@ class Reservation:
     """An admitted request, the periods (`day`, `month`) and the epoch of its admission.
 
     `price`: the one in force at `admitted_at`, by which it is settled; `NO_PRICE` of those read back from the ledger.
-    `epoch`: that of the counters that admitted it; None where it is unknown. `degraded`: admitted by this gateway's
-    share of
-    the limits, without the counters; then `limits`, what it met of every limit, are those of the share.
+    `epoch`: that of the counters that admitted it; None where it is unknown. `degraded`: admitted by this gateway's share of the
+    limits, without the counters; then `limits`, what it met of every limit, are those of the share.
     """
 
     request: ReservationRequest
