@@ -14,6 +14,7 @@ from tests.tenants.registry_records import make_tenant
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.ids import uuid7
+from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import (
     NO_ID,
     PriceVersion,
@@ -26,6 +27,16 @@ from loraplex.tenants.models import (
 
 KEY: Final = UUID(int=7)
 BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def now() -> datetime:
+    """The time of a test that meets the server's clock: drawn when it runs."""
+    return datetime.now(UTC)
+
+
+def last_month() -> Month:
+    """The month that can be closed now."""
+    return Month.of(now()).previous
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,13 @@
 """Usage of all tenants with its cost, engines, drift and health: with numbers, without any, and where a part does not answer."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
 from tests.platform.engines.managed_engine import Managed
 from tests.platform.web.browser import Console, Page, SignedIn
-from tests.tenants.invoices.billed_tenant import bill
+from tests.tenants.invoices.billed_tenant import bill, now
 
 from loraplex.adapters.errors import BlobStoreUnavailable
 from loraplex.engine.messages import OTHER_TENANTS, EngineStats, TenantSteps
@@ -21,10 +20,6 @@ from loraplex.tenants.counters.counter_replies import PeriodUse
 from loraplex.tenants.ledger.serving_cost import AcceleratorPrice
 
 AREA = "/operator/console"
-
-
-def now() -> datetime:
-    return datetime.now(UTC)
 
 
 def given(console: Console, **dependencies: Any) -> None:

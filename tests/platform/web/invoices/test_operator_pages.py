@@ -1,10 +1,10 @@
 """Rate cards, credits and invoices in the operator area: previews write nothing, what is final asks, a double submit is one effect."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from tests.platform.web.browser import Browser, Console, Page, SignedIn
 from tests.platform.web.tenants.test_operator_pages import actions
-from tests.tenants.invoices.billed_tenant import BilledTenant, bill
+from tests.tenants.invoices.billed_tenant import BilledTenant, bill, last_month, now
 
 from loraplex.platform.web.console.page import ROWS
 from loraplex.tenants.actors import system_actor
@@ -14,14 +14,6 @@ from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.unit_of_work import unit_of_work
 
 AREA = "/operator/console"
-
-
-def now() -> datetime:
-    return datetime.now(UTC)
-
-
-def last_month() -> Month:
-    return Month.of(now()).previous
 
 
 async def billed(console: Console, name: str = "harbor", currency: str = "USD") -> BilledTenant:

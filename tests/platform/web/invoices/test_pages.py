@@ -1,25 +1,16 @@
 """Billing: prices, the draft, invoices in three formats, credits; for the roles that may see money, and of one tenant only."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from uuid import UUID
 
 from tests.platform.web.browser import Console, SignedIn
-from tests.tenants.invoices.billed_tenant import BilledTenant, bill
+from tests.tenants.invoices.billed_tenant import BilledTenant, bill, last_month, now
 
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.invoices import use_cases as invoices
-from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.unit_of_work import unit_of_work
-
-
-def now() -> datetime:
-    return datetime.now(UTC)
-
-
-def last_month() -> Month:
-    return Month.of(now()).previous
 
 
 async def billed(console: Console, name: str = "harbor", currency: str = "USD") -> BilledTenant:

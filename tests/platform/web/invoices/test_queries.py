@@ -1,7 +1,7 @@
 """A tenant's billing as its console shows it, in the tenant's own database role: prices, the month, invoices, credits, alerts."""
 
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import product
 from typing import TypeVar
 from uuid import UUID, uuid4
@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy.event import listen
 from sqlalchemy.ext.asyncio import AsyncSession
-from tests.tenants.invoices.billed_tenant import BilledTenant, make_billed_tenant
+from tests.tenants.invoices.billed_tenant import BilledTenant, last_month, make_billed_tenant, now
 
 from loraplex.platform.web.invoices import queries as billing
 from loraplex.tenants.actors import system_actor
@@ -26,14 +26,6 @@ from loraplex.tenants.pages import Part
 from loraplex.tenants.unit_of_work import UnitOfWork, unit_of_work
 
 ResultT = TypeVar("ResultT")
-
-
-def now() -> datetime:
-    return datetime.now(UTC)
-
-
-def last_month() -> Month:
-    return Month.of(now()).previous
 
 
 async def read(tenant: BilledTenant, find: Callable[[AsyncSession], Awaitable[ResultT]]) -> ResultT:
