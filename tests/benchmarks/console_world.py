@@ -18,6 +18,7 @@ from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched
 
 from loraplex.platform.bench.report import BenchFailed
 from loraplex.platform.observability.request_id import RequestIds
+from loraplex.platform.observability.request_record import ObservedRequests
 from loraplex.platform.web.console.cookies import SESSION_COOKIE
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
@@ -176,7 +177,7 @@ async def _signed_in(
         opened = await open_session(uow, person, Client(None, None), area=area, now=datetime.now(UTC))
     cookie = SESSION_COOKIE[area], opened.token
     client = httpx.AsyncClient(
-        transport=httpx.ASGITransport(RequestIds(app)),
+        transport=httpx.ASGITransport(RequestIds(ObservedRequests(app))),
         base_url="http://console.test",
         cookies=dict([cookie]),
         headers={"accept-encoding": "gzip"},

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from playwright.async_api import Browser, async_playwright
 
 from loraplex.platform.observability.request_id import RequestIds
+from loraplex.platform.observability.request_record import ObservedRequests
 
 CHROMIUM: Final = Path("/usr/bin/chromium")
 PAINT_COLUMNS: Final = ("first_paint_ms", "largest_paint_ms")
@@ -55,7 +56,7 @@ async def _load(browser: Browser, root: str, path: str, cookie: tuple[str, str])
 @asynccontextmanager
 async def _serving(app: FastAPI) -> AsyncIterator[str]:
     """Serve the app on a free port."""
-    served: Any = RequestIds(app)
+    served: Any = RequestIds(ObservedRequests(app))
     config = uvicorn.Config(served, port=0, log_level="error", lifespan="off", access_log=False, ws="none")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
