@@ -56,6 +56,8 @@ OutputFormat: TypeAlias = JsonObject | JsonSchema | Regex | Choice | ContextFree
 class Tool:
     """One function that a model may call. `parameters` is the schema of its arguments; `param` is the place of that
     schema in the request.
+
+    `input`: a custom tool, whose arguments are one member `input`, a text that this format holds.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Tool:
     parameters: JsonSchemaValue
     strict: bool
     param: str
+    input: Regex | ContextFreeGrammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

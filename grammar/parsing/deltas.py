@@ -1,4 +1,4 @@
-"""The deltas that a parser makes of output text: content and tool calls.
+"""The deltas that a parser makes of output text: thought, content and tool calls.
 
 Invariant: joined, the deltas of one text are the same however the text was split.
 """
@@ -13,6 +13,13 @@ AnswerReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
     """Text of the message, never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """Text of the thought before the answer, never empty, without its markers. No thought follows other deltas."""
 
     text: str
 
@@ -36,7 +43,7 @@ class ArgumentsDelta:
     text: str
 
 
-OutputDelta: TypeAlias = ContentDelta | ToolCallStart | ArgumentsDelta
+OutputDelta: TypeAlias = ReasoningDelta | ContentDelta | ToolCallStart | ArgumentsDelta
 
 
 class OutputParser(Protocol):

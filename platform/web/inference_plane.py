@@ -1,35 +1,39 @@
 """Generates for a route of `/v1`: reads its body, starts the generation, and sends what the route's dialect makes of it.
 
-A dialect is an API that clients speak, such as chat completions of OpenAI. Its `Dialect` reads a body, and writes streams and whole
-responses; all else is the same for every dialect.
+A dialect is an API that clients speak, such as chat completions of OpenAI. Its `Dialect` reads a body into the one request that all
+else knows, and writes streams and whole responses; all else is the same for every dialect.
 """
 
+import re
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from fastapi import Depends
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplex.engine.errors import ServerShuttingDown
+from loraplex.grammar.errors import GrammarRefused
 from loraplex.platform.auth.authenticator import Authenticator, Caller
-from loraplex.platform.errors import ClientGone, EngineFailed, describe
+from loraplex.platform.errors import ClientGone, EngineFailed, InvalidParameter, describe
 from loraplex.platform.inference.admission import RequestContext
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.pipeline import InferencePipeline
 from loraplex.platform.inference.prompting.token_text import TokenText
+from loraplex.platform.inference.thought_seal import ThoughtSeal
 from loraplex.platform.observability.request_id import request_id_of, response_headers_of
 from loraplex.platform.observability.request_record import (
     InferenceCall,
     note_authentication,
     request_record_of,
 )
-from loraplex.platform.parameters.request_models import GenerationBody
+from loraplex.platform.parameters.request_models import GenerationBody, ModelRequest
 from loraplex.platform.parameters.request_object import read_reporting
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 from loraplex.platform.web.request_timeout import deadline_of
@@ -41,7 +45,7 @@ from loraplex.tenants.ledger.refusal_counts import Refused
 from loraplex.tenants.scopes import INFERENCE
 
 T = TypeVar("T")
-BodyT = TypeVar("BodyT", bound=GenerationBody)
+BodyT = TypeVar("BodyT", bound=ModelRequest)
 # Statuses of errors that may be found before the request is admitted.
 UNADMITTED: Final = frozenset({400, 404, 408, 413, 415})
 
@@ -67,15 +71,33 @@ class DialectResponse(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialectContext:
+    """What a dialect needs besides the body. `response_headers` go out with any response, also with an error. `seal`: the caller's."""
+
+    request_headers: Headers
+    response_headers: dict[str, str]
+    seal: ThoughtSeal
+    text: TokenText
+
+
+def _unchanged(body: Any, context: DialectContext) -> Any:
+    return body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect(Generic[BodyT]):
-    """One endpoint that generates. `operation`: its name in OpenTelemetry's conventions for generative AI. `respond`: (body,
-    text of tokens) -> its response.
+    """One endpoint that generates. `operation`: its name in OpenTelemetry's conventions for generative AI.
+
+    `read`: (body, context) -> the request that the pipeline knows; raises `InvalidParameter`. `respond`: (body, context) -> the
+    response. `names`: the fields of the pipeline's request that errors name, by what this dialect calls them.
     """
 
     operation: str
     body: type[BodyT]
-    respond: Callable[[BodyT, TokenText], DialectResponse]
+    respond: Callable[[BodyT, DialectContext], DialectResponse]
+    read: Callable[[BodyT, DialectContext], GenerationBody] = _unchanged
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 class InferencePlane:
@@ -144,22 +166,35 @@ class InferencePlane:
                 async with self.transactions.slot(caller.tenant_id):
                     await context.confirm()
             self._count_refusal(context, error, row.code)
+            if isinstance(error, InvalidParameter | GrammarRefused) and error.param is not None:
+                rename_parameter(error, dialect.names)
             raise
 
     async def _generate(self, request: Request, context: RequestContext, dialect: Dialect[BodyT]) -> Response:
         with body_lease(request) as lease:
             read = partial(read_reporting, dialect.body)
-            values, context.unknown = await self.read_body(request, context.caller, read, lease)
-            response = dialect.respond(values, self.dependencies.token_text)
+            body, context.unknown = await self.read_body(request, context.caller, read, lease)
+            of_dialect = self.dialect_context(request, context)
+            values = dialect.read(body, of_dialect)
+            response = dialect.respond(body, of_dialect)
             context.record.call = _call(dialect.operation, response.id, values)
             async with UnlessDisconnected(request.scope, request.receive):
                 generation = await self.pipeline.begin(context, values)
-                del values
+                del body, values
                 lease.release()
                 if not response.stream:
                     return json_response(await _collect(response, generation), generation.headers())
         stall_s = self.dependencies.config.reader_stall_s
         return EventStream(generation, response.chunks(generation), generation.headers(), stall_s)
+
+    def dialect_context(self, request: Request, context: RequestContext) -> DialectContext:
+        """Return what a dialect needs besides the body."""
+        return DialectContext(
+            request_headers=request.headers,
+            response_headers=context.headers,
+            seal=ThoughtSeal(self.dependencies.derive_key, context.caller.tenant_id),
+            text=self.dependencies.token_text,
+        )
 
     def _count_refusal(self, context: RequestContext, error: Exception, code: str) -> None:
         """Count a request that ended without a record in the ledger, unless its client left."""
@@ -172,6 +207,15 @@ class InferencePlane:
             code=code,
         )
         self.dependencies.admission_controller.count_refusal(refused)
+
+
+def rename_parameter(error: InvalidParameter | GrammarRefused, names: Mapping[str, str]) -> None:
+    """Let an error name its field as the dialect does, in its text too."""
+    inner = re.split(r"[.\[]", error.param or "", maxsplit=1)[0]
+    if inner in names:
+        outer = names[inner]
+        error.args = (str(error).replace(f"`{inner}", f"`{outer}"), *error.args[1:])
+        error.param = outer + (error.param or "").removeprefix(inner)
 
 
 async def _collect(response: DialectResponse, generation: Generation) -> bytes:

@@ -15,7 +15,7 @@ from loraplex.platform.web.openai.response_models import ChatCompletion, ChatCom
 from loraplex.platform.web.request_timeout import TIMEOUT_PARAMETER
 
 WRITER: Final = GenerationWriter("chatcmpl", chat_chunks, collect_chat, chat=True)
-DIALECT: Final = Dialect("chat", ChatRequest, WRITER.respond)
+DIALECT: Final = Dialect(operation="chat", body=ChatRequest, respond=WRITER.respond)
 
 router = APIRouter()
 

@@ -11,10 +11,11 @@ import msgspec
 
 from loraplex.engine.messages import Delta, Finished, Scored, TokenLogprob
 from loraplex.grammar.parsing.deltas import OutputDelta
+from loraplex.platform.inference.answer_parser import AnswerParser
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TextOf
 from loraplex.platform.web.openai.logprobs import chat_entries, chat_logprobs, prompt_logprobs
-from loraplex.platform.web.openai.parsed_output import Chunks, delta_json, parse_finished
+from loraplex.platform.web.openai.parsed_output import Chunks, delta_json, gathered
 from loraplex.platform.web.openai.response_envelope import ResponseHead, usage_of
 from loraplex.platform.web.openai.response_models import (
     ChatChoice,
@@ -22,6 +23,7 @@ from loraplex.platform.web.openai.response_models import (
     ChatCompletionChunk,
     ChosenTokenLogprob,
     ChunkChoice,
+    FinishReason,
     MessageDelta,
     ResponseMessage,
     encoded,
@@ -82,7 +84,7 @@ class ParsedChatChunks(ChatChunks):
     """Encodes the stream of constrained output: the deltas that the parser of each choice makes of its text."""
 
     def delta(self, choice: int, event: Delta) -> bytes:
-        deltas = self._parsers[choice].feed(event.text)
+        deltas = self._parser.feed(choice, event)
         if event.logprobs is None:
             return self._chunks(choice, deltas)
         # Log-probabilities belong to tokens, not to deltas: they are sent with the first delta, or alone.
@@ -104,45 +106,48 @@ def chat_chunks(
 
 @dataclass(slots=True)
 class _CollectedChoice:
-    texts: list[str] = field(default_factory=list)
+    deltas: list[OutputDelta] = field(default_factory=list)
     logprobs: list[ChosenTokenLogprob] | None = None
-    finished: Finished | None = None
+    reason: FinishReason = "length"
 
 
 async def collect_chat(head: ResponseHead, generation: Generation, text_of: TextOf) -> ChatCompletion:
     """Collect the non-streaming response, once every choice has finished. Raises `SchemaNotSatisfied`."""
     choices = [_CollectedChoice() for _ in range(generation.choices)]
+    parser = AnswerParser(generation)
     scored: Scored | None = None
     async for index, event in generation.events():
         choice = choices[index]
         if isinstance(event, Delta):
-            choice.texts.append(event.text)
+            choice.deltas += parser.feed(index, event)
             if event.logprobs is not None:
                 choice.logprobs = choice.logprobs or []
                 choice.logprobs += chat_entries(event.logprobs, text_of)
         elif isinstance(event, Finished):
-            choice.finished = event
+            last, choice.reason = await parser.finish(index, event)
+            choice.deltas += last
         else:
             scored = event
     return ChatCompletion(
         object="chat.completion",
         **head.fields(generation.stats),
-        choices=[await _chat_choice(i, choice, generation) for i, choice in enumerate(choices)],
+        choices=[_chat_choice(i, choice, generation) for i, choice in enumerate(choices)],
         usage=usage_of(generation.stats),
         **prompt_logprobs(generation, scored, text_of),
     )
 
 
-async def _chat_choice(index: int, choice: _CollectedChoice, generation: Generation) -> ChatChoice:
-    text, calls, reason = await parse_finished(generation.output, choice.texts, choice.finished)
+def _chat_choice(index: int, choice: _CollectedChoice, generation: Generation) -> ChatChoice:
+    thought, text, calls = gathered(choice.deltas)
     content = text if text or not calls else None
-    message = ResponseMessage(role="assistant", content=content, refusal=None)
+    parts: dict[str, Any] = {"reasoning": thought, "reasoning_content": thought} if thought else {}
     if calls:
-        message = ResponseMessage(role="assistant", content=content, refusal=None, tool_calls=calls)
+        parts["tool_calls"] = calls
+    message = ResponseMessage(role="assistant", content=content, refusal=None, **parts)
     return ChatChoice(
         index=index,
         message=message,
         logprobs=None if choice.logprobs is None else chat_logprobs(choice.logprobs),
-        finish_reason=reason,
+        finish_reason=choice.reason,
         **generation.choice_probabilities(index),
     )

@@ -5,11 +5,13 @@ from typing import Any
 import msgspec
 
 from loraplex.engine.messages import Delta, Finished, Scored
+from loraplex.grammar.parsing.deltas import EngineReason
+from loraplex.platform.inference.answer_parser import AnswerParser, ended_by
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TextOf
 from loraplex.platform.observability.request_stats import RequestStats
 from loraplex.platform.web.openai.logprobs import CompletionLogprobs, prompt_logprobs
-from loraplex.platform.web.openai.parsed_output import Chunks, ended_by, parse_finished
+from loraplex.platform.web.openai.parsed_output import Chunks
 from loraplex.platform.web.openai.response_envelope import ResponseHead, usage_of
 from loraplex.platform.web.openai.response_models import (
     Completion,
@@ -49,8 +51,7 @@ class CompletionChunks(Chunks[CompletionChoice]):
         return self._frame.event(choice, _encode(generation.echo(choice)), encoded(logprobs.take()))
 
     def delta(self, choice: int, event: Delta) -> bytes:
-        if self._parsers:
-            self._parsers[choice].feed(event.text)
+        self._parser.feed(choice, event)
         if event.logprobs is None:
             return self._before[choice] + _encode(event.text) + self._running if event.text else b""
         logprobs = self._logprobs[choice]
@@ -67,19 +68,22 @@ class CompletionChunks(Chunks[CompletionChoice]):
 
 async def collect_completion(head: ResponseHead, generation: Generation, text_of: TextOf) -> Completion:
     """Collect the non-streaming response, once every choice of every prompt has finished. Raises `SchemaNotSatisfied`."""
+    parser = AnswerParser(generation)
     texts: list[list[str]] = [[] for _ in range(generation.choices)]
     logprobs = [CompletionLogprobs(text_of) for _ in texts]
-    finished: list[Finished | None] = [None] * generation.choices
+    reasons: list[EngineReason] = ["length"] * generation.choices
     scored: list[Scored | None] = [None] * generation.choices
     with_logprobs = False
     async for choice, event in generation.events():
         if isinstance(event, Delta):
+            parser.feed(choice, event)
             texts[choice].append(event.text)
             if event.logprobs is not None:
                 with_logprobs = True
                 logprobs[choice].add(event.logprobs)
         elif isinstance(event, Finished):
-            finished[choice] = event
+            await parser.finish(choice, event)
+            reasons[choice] = ended_by(event)
         else:
             scored[choice] = event
             with_logprobs |= _add_prompt(logprobs[choice], generation, choice, event)
@@ -88,7 +92,7 @@ async def collect_completion(head: ResponseHead, generation: Generation, text_of
             index=choice,
             text=generation.echo(choice) + "".join(texts[choice]),
             logprobs=logprobs[choice].take() if with_logprobs else None,
-            finish_reason=(await parse_finished(generation.output, texts[choice], finished[choice]))[2],
+            finish_reason=reasons[choice],
             **prompt_logprobs(generation, scored[choice], text_of),
             **generation.choice_probabilities(choice),
         )

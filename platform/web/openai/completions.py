@@ -15,7 +15,7 @@ from loraplex.platform.web.openai.response_models import Completion
 from loraplex.platform.web.request_timeout import TIMEOUT_PARAMETER
 
 WRITER: Final = GenerationWriter("cmpl", CompletionChunks, collect_completion, chat=False)
-DIALECT: Final = Dialect("text_completion", CompletionRequest, WRITER.respond)
+DIALECT: Final = Dialect(operation="text_completion", body=CompletionRequest, respond=WRITER.respond)
 
 router = APIRouter()
 

@@ -7,8 +7,9 @@ from typing import Final, TypeAlias
 from uuid import uuid4
 
 from loraplex.platform.inference.generation import Generation
-from loraplex.platform.inference.prompting.token_text import TextOf, TokenText
+from loraplex.platform.inference.prompting.token_text import TextOf
 from loraplex.platform.parameters.request_models import GenerationBody, StreamOptions
+from loraplex.platform.web.inference_plane import DialectContext
 from loraplex.platform.web.openai.response_envelope import ResponseHead
 from loraplex.platform.web.openai.response_models import ChatCompletion, Completion, encoded
 from loraplex.platform.web.openai.token_ids import ExtendedChunks, with_token_ids
@@ -28,7 +29,7 @@ class GenerationWriter:
     collector: Collect
     chat: bool
 
-    def respond(self, values: GenerationBody, text: TokenText) -> "GenerationResponse":
+    def respond(self, values: GenerationBody, context: DialectContext) -> "GenerationResponse":
         """Return the response to a body."""
         return GenerationResponse(
             writer=self,
@@ -36,7 +37,7 @@ class GenerationWriter:
             stream=values.stream,
             options=values.stream_options or NO_STREAM_OPTIONS,
             token_ids=values.return_token_ids,
-            text_of=text.numbered if values.return_tokens_as_token_ids else text,
+            text_of=context.text.numbered if values.return_tokens_as_token_ids else context.text,
         )
 
 

@@ -1,7 +1,6 @@
 """Parsed output in the formats of the OpenAI API: deltas of a stream, and the parts of a non-streaming message."""
 
-import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 import msgspec
@@ -11,13 +10,21 @@ from loraplex.engine.messages import Finished
 from loraplex.grammar.parsing.deltas import (
     ArgumentsDelta,
     ContentDelta,
-    EngineReason,
     OutputDelta,
+    ReasoningDelta,
     ToolCallStart,
 )
+from loraplex.platform.errors import ClientError
+from loraplex.platform.inference.answer_parser import AnswerParser
 from loraplex.platform.inference.generation import Generation
-from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
-from loraplex.platform.web.openai.response_envelope import ResponseHead, event_of, frame_of, usage_of
+from loraplex.platform.web.openai.response_envelope import (
+    DONE,
+    ResponseHead,
+    error_event,
+    event_of,
+    frame_of,
+    usage_of,
+)
 from loraplex.platform.web.openai.response_models import (
     CalledFunction,
     FinishReason,
@@ -31,13 +38,14 @@ from loraplex.platform.web.openai.response_models import (
 ChoiceT = TypeVar("ChoiceT", bound=BaseModel)
 _encode = msgspec.json.encode
 
-PARSE_CHARACTERS = 16_384
-
 
 def delta_json(delta: OutputDelta) -> bytes:
     """Encode the members of one `delta` object. The id, type and name of a call are sent once, its arguments bit by bit."""
     if isinstance(delta, ContentDelta):
         return b'"content":' + _encode(delta.text)
+    if isinstance(delta, ReasoningDelta):
+        text = _encode(delta.text)
+        return b'"reasoning":' + text + b',"reasoning_content":' + text
     if isinstance(delta, ArgumentsDelta):
         # Encoded without the model, like the text of a message: there may be one for each token.
         function = b'"function":{"arguments":' + _encode(delta.text)
@@ -54,62 +62,48 @@ class Chunks(Generic[ChoiceT]):
         self, head: ResponseHead, generation: Generation, include_usage: bool, empty: ChoiceT, members: bytes
     ) -> None:
         """`members`: those of the chunk of the choice `empty` that differ from chunk to chunk."""
-        self._head, self._stats, self._output = head, generation.stats, generation.output
+        self._head, self._stats = head, generation.stats
         self._include_usage = include_usage
         without = self._chunk([empty], **({"usage": None} if include_usage else {}))
         self._frame = frame_of(without, members, generation.choices)
         self._before, self._running = self._frame.before, self._frame.running
-        # One for each choice; none for plain text.
-        self._parsers = [each.parser() for each in [generation.output] * generation.choices if each]
+        self._parser = AnswerParser(generation)
+
+    @property
+    def ping(self) -> bytes:
+        return b""
 
     def closing(self) -> bytes:
-        return event_of(self._chunk([], usage=usage_of(self._stats))) if self._include_usage else b""
+        usage = event_of(self._chunk([], usage=usage_of(self._stats))) if self._include_usage else b""
+        return usage + DONE
+
+    def failed(self, error: ClientError) -> bytes:
+        return error_event(error)
 
     def _chunk(self, choices: list[ChoiceT], **with_usage: Usage | None) -> BaseModel:
         raise NotImplementedError
 
     async def _ended(self, choice: int, event: Finished) -> tuple[list[OutputDelta], FinishReason]:
         """Return the remaining deltas of a choice, and why it ended. Raises `SchemaNotSatisfied`."""
-        if self._output is None:
-            return [], ended_by(event)
-        return await self._output.finish(self._parsers[choice], ended_by(event))
+        return await self._parser.finish(choice, event)
 
 
-async def parse_finished(
-    output: ConstrainedOutput | None, texts: Sequence[str], finished: Finished | None
-) -> tuple[str, list[ToolCall], FinishReason]:
-    """Return (content, calls, finish_reason) of a choice that has finished. Raises `SchemaNotSatisfied`.
-
-    A long text is parsed in parts of `PARSE_CHARACTERS`; between two parts the event loop serves other requests.
-    """
-    text, engine_reason = "".join(texts), ended_by(finished)
-    if output is None:
-        return text, [], engine_reason
-    parser = output.parser()
-    deltas: list[OutputDelta] = []
-    for start in range(0, len(text), PARSE_CHARACTERS):
-        deltas += parser.feed(text[start : start + PARSE_CHARACTERS])
-        await asyncio.sleep(0)
-    last, reason = await output.finish(parser, engine_reason)
-    return *_gathered([*deltas, *last]), reason
-
-
-def ended_by(finished: Finished | None) -> EngineReason:
-    """Return why the engine ended a choice. A generation that lacks the end of a choice has raised before."""
-    return "stop" if finished is not None and finished.reason == "stop" else "length"
-
-
-def _gathered(deltas: Iterable[OutputDelta]) -> tuple[str, list[ToolCall]]:
+def gathered(deltas: Iterable[OutputDelta]) -> tuple[str, str, list[ToolCall]]:
+    """Join the deltas of a choice: thought, content and calls."""
+    thought: list[str] = []
     content: list[str] = []
     calls: list[tuple[ToolCallStart, list[str]]] = []
     for delta in deltas:
         if isinstance(delta, ContentDelta):
             content.append(delta.text)
+        elif isinstance(delta, ReasoningDelta):
+            thought.append(delta.text)
         elif isinstance(delta, ToolCallStart):
             calls.append((delta, []))
         else:
             calls[delta.index][1].append(delta.text)
-    return "".join(content), [_call(start, "".join(arguments)) for start, arguments in calls]
+    written = [_call(start, "".join(arguments)) for start, arguments in calls]
+    return "".join(thought), "".join(content), written
 
 
 def _call(start: ToolCallStart, arguments: str) -> ToolCall:

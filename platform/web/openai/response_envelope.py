@@ -6,11 +6,14 @@ A prompt counts once in `usage`, however many choices it has.
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 from pydantic import BaseModel
 
+from loraplex.platform.errors import ClientError
 from loraplex.platform.observability.request_stats import RequestStats
 from loraplex.platform.web.openai.response_models import PromptTokensDetails, Usage, encoded
 
+DONE: Final = b"data: [DONE]\n\n"
 _NULL: Final = b"null"
 
 
@@ -50,6 +53,11 @@ class ResponseHead:
 def event_of(chunk: BaseModel) -> bytes:
     """Encode one whole SSE event."""
     return b"data: " + encoded(chunk) + b"\n\n"
+
+
+def error_event(error: ClientError) -> bytes:
+    """Encode an SSE event named `error` with the OpenAI error object."""
+    return b"event: error\ndata: " + msgspec.json.encode(error.body()) + b"\n\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,13 +35,20 @@ class PromptTokensDetails(ResponseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(ResponseModel):
+    """`reasoning_tokens`: the part of the completion that is thought."""
+
+    reasoning_tokens: int
+
+
 class Usage(ResponseModel):
-    """Tokens of a response. A prompt counts once, however many choices it has."""
+    """Tokens of a response. A prompt counts once, however many choices it has. The details of the completion are those of thought."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 # There is one entry for each token and alternative: as models, they would take most of the time of a response.
@@ -93,11 +100,13 @@ class ToolCall(ResponseModel):
 
 
 class ResponseMessage(ResponseModel):
-    """`content` is null where the response consists of calls."""
+    """`content` is null where the response consists of calls. `reasoning` and `reasoning_content` are the thought, if any."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning: str = ""
+    reasoning_content: str = ""
     tool_calls: list[ToolCall] = Field(default_factory=list)
 
 
@@ -141,10 +150,12 @@ class ToolCallDelta(ResponseModel):
 
 
 class MessageDelta(ResponseModel):
-    """What a chunk adds to the message. The first one has the role."""
+    """What a chunk adds to the message. The first one has the role. `reasoning` and `reasoning_content` are equal."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None = None
+    reasoning: str = ""
+    reasoning_content: str = ""
     tool_calls: list[ToolCallDelta] = Field(default_factory=list)
 
 

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from loraplex.engine.messages import Delta, Finished, Scored
+from loraplex.platform.errors import ClientError
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.web.openai.response_envelope import counted_usage
 from loraplex.platform.web.openai.response_models import ChatCompletion, Completion, encoded
@@ -66,8 +67,15 @@ class ExtendedChunks:
     async def finished(self, choice: int, event: Finished) -> bytes:
         return self._extended(choice, await self._chunks.finished(choice, event))
 
+    @property
+    def ping(self) -> bytes:
+        return self._chunks.ping
+
     def closing(self) -> bytes:
         return self._chunks.closing()
+
+    def failed(self, error: ClientError) -> bytes:
+        return self._chunks.failed(error)
 
     def _extended(self, choice: int, events: bytes) -> bytes:
         ids, sent = (self._generation.token_ids or [])[choice], self._sent[choice]

@@ -1,15 +1,15 @@
-"""Server-sent events over ASGI (WHATWG HTML, 9.2): one `data:` line per event, the last one `[DONE]` unless it failed.
+"""Server-sent events over ASGI (WHATWG HTML, 9.2). An encoder writes the events of its dialect, the last and the failed one too.
 
 Invariant: the generation is closed however the stream ends: completely, with an error, or because the client left. Unless the
 client left, its usage is in the journal before the last byte is sent.
 """
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Final, Protocol
 
-import msgspec
 import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -20,12 +20,18 @@ from loraplex.platform.inference.generation import Generation
 from loraplex.platform.observability.request_record import request_record_of
 from loraplex.platform.web.transport.client_presence import unless_disconnected
 
-DONE: Final = b"data: [DONE]\n\n"
+PING_S: Final = 15.0
 LOG: Final = structlog.get_logger("loraplex.streaming")
 
 
 class ChunkEncoder(Protocol):
-    """Encodes one streamed response. Every method returns whole SSE events, or nothing to send."""
+    """Encodes one streamed response. Every method returns whole SSE events, or nothing to send.
+
+    `closing` ends a complete response, `failed` one that has failed. `ping`: what is sent after `PING_S` seconds of silence, if anything.
+    """
+
+    @property
+    def ping(self) -> bytes: ...
 
     def opening(self) -> bytes: ...
 
@@ -37,10 +43,7 @@ class ChunkEncoder(Protocol):
 
     def closing(self) -> bytes: ...
 
-
-def error_event(error: ClientError) -> bytes:
-    """Encode an SSE event named `error` with the OpenAI error object."""
-    return b"event: error\ndata: " + msgspec.json.encode(error.body()) + b"\n\n"
+    def failed(self, error: ClientError) -> bytes: ...
 
 
 class EventStream(Response):
@@ -59,11 +62,12 @@ class EventStream(Response):
         self._generation = generation
         self._encoder = encoder
         self._stall_s = stall_s
+        self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async with self._generation.delivering():
+            async with self._generation.delivering(), self._pinging(send):
                 await unless_disconnected(scope, receive, self._pump(send))
         except ClientGone:
             return
@@ -89,20 +93,43 @@ class EventStream(Response):
             if chunk:
                 await self._send(send, chunk)
         await self._generation.close()
-        await self._send(send, encoder.closing() + DONE)
+        await self._send(send, encoder.closing())
         await self._send(send, b"", more=False)
+
+    @asynccontextmanager
+    async def _pinging(self, send: Send) -> AsyncIterator[None]:
+        """Send the encoder's ping while a block sends nothing else."""
+        if not self._encoder.ping:
+            yield
+            return
+        pings = asyncio.create_task(self._ping(send))
+        try:
+            yield
+        finally:
+            pings.cancel()
+            # A client that takes no ping takes no event either, which then says so.
+            await asyncio.gather(pings, return_exceptions=True)
+
+    async def _ping(self, send: Send) -> None:
+        while True:
+            left_s = self._sent_at + PING_S - time.monotonic()
+            if left_s <= 0:
+                await self._send(send, self._encoder.ping)
+            else:
+                await asyncio.sleep(left_s)
 
     async def _fail(self, error: Exception, scope: Scope, send: Send) -> None:
         client_error = describe(error)
         request_record_of(scope).error_code = client_error.row.code
         if client_error.row.is_logged:
             LOG.error("stream failed", code=client_error.row.code, exc_info=error)
-        await self._send(send, error_event(client_error))
+        await self._send(send, self._encoder.failed(client_error))
         await self._send(send, b"", more=False)
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
         try:
             async with asyncio.timeout(self._stall_s):
                 await send({"type": "http.response.body", "body": body, "more_body": more})
+            self._sent_at = time.monotonic()
         except TimeoutError:
             raise ClientGone(f"The client took nothing for {self._stall_s:g} s.") from None

@@ -12,15 +12,12 @@ from structlog.testing import capture_logs
 from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
 from loraplex.engine.fake_engine import FakeScript, Fault
 from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly
-from loraplex.grammar.parsing.deltas import OutputDelta
-from loraplex.grammar.parsing.tool_call_parser import ToolCallParser
 from loraplex.grammar.spec import decode_spec
 from loraplex.platform.errors import WorkersUnavailable
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.inference.pipeline import INLINE_CHARACTERS
 from loraplex.platform.parameters.json_object import size_of
 from loraplex.platform.parameters.request_object import read_reporting
-from loraplex.platform.web.openai.parsed_output import PARSE_CHARACTERS
 from loraplex.tenants.registry.records import AdapterProfile
 
 MODEL = "demo/base"
@@ -230,22 +227,6 @@ async def test_log_probabilities_add_no_content_to_calls(start_gateway: Any) -> 
     for choice in (*whole.choices, *streamed.choices):
         assert choice.message.content is None and len(choice.logprobs.content) == 3
         assert choice.message.tool_calls[0].function.arguments == ROME
-
-
-async def test_a_long_call_is_read_in_parts(start_gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    longest, feed = 0, ToolCallParser.feed
-
-    def measured(reader: ToolCallParser, text: str) -> list[OutputDelta]:
-        nonlocal longest
-        longest = max(longest, len(text))
-        return feed(reader, text)
-
-    monkeypatch.setattr(ToolCallParser, "feed", measured)
-    city = "Rome" * 50_000
-    gateway = await start_gateway(FakeScript(answers=((*ONE[:2], f'"{city}"}}}}</tool_call>'),)))
-    response = await gateway.client().chat.completions.create(model=MODEL, messages=USER, tools=[WEATHER])
-    [call] = response.choices[0].message.tool_calls
-    assert json.loads(call.function.arguments) == {"city": city} and 0 < longest <= PARSE_CHARACTERS
 
 
 async def test_without_a_choice_to_call_the_text_is_left_alone(
