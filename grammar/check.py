@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from loraplex.grammar.backends.emit_llguidance import emit as emit_llguidance
 from loraplex.grammar.backends.emit_xgrammar import emit as emit_xgrammar
@@ -30,10 +30,7 @@ from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
 from loraplex.grammar.tree import JsonValue
 
 if TYPE_CHECKING:
-    from loraplex.grammar.backends.llguidance_mask import LlguidanceMask
-    from loraplex.grammar.backends.xgrammar_mask import XgrammarMask
-
-    Mask: TypeAlias = LlguidanceMask | XgrammarMask
+    from loraplex.grammar.backends.compiler import Mask
 
 NAMESPACE = b"check"
 _MAX_DIGITS: Final = 4_300

@@ -11,20 +11,43 @@ import msgspec
 Backend: TypeAlias = Literal["xgrammar", "llguidance"]
 
 
+class Thought(msgspec.Struct, frozen=True, kw_only=True):
+    """The thought before the answer: at most `most` tokens between `start` and `end`, None without a bound.
+
+    `begun`: the prompt ends inside it; else the output may begin with `start`, or with the answer.
+    """
+
+    start: str
+    end: str
+    most: int | None = None
+    begun: bool = False
+
+
+class HeldInput(msgspec.Struct, frozen=True, kw_only=True):
+    """The input of a custom tool: a text that matches the Lark grammar, written as the JSON string behind `head`."""
+
+    head: str
+    source: str
+
+
 class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend and its source.
+    """A backend and its source. Without a source the answer is any text.
 
     `source`: for llguidance its grammar (Lark text or the JSON list of grammars), for xgrammar a structural tag as
     JSON.
 
     `fast_forward` lets the engine append tokens that must follow. `close` makes it end the document within the last
     tokens instead of truncating it.
+
+    `thought` comes before the answer. `inputs`: strings in the answer that have grammars of their own.
     """
 
-    backend: Backend
-    source: str
+    backend: Backend = "llguidance"
+    source: str = ""
     fast_forward: bool = True
     close: bool = False
+    thought: Thought | None = None
+    inputs: tuple[HeldInput, ...] = ()
 
 
 def encode_spec(spec: GrammarSpec) -> bytes:

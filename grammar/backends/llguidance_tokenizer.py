@@ -30,12 +30,8 @@ class _Speller:
 
 def llguidance_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
     """Build the tokenizer; takes about a second for 50k tokens. Safe to use from several threads."""
-    own_reading = LLTokenizer(vocabulary.tokenizer_json, n_vocab=vocabulary.vocab_size)
-    texts = vocabulary.encoded_tokens
-    padding = [b""] * (vocabulary.vocab_size - len(texts))
-    tokens = [own_reading.decode_bytes([token_id]) if text else b"" for token_id, text in enumerate(texts)]
     return LLTokenizer(
-        TokenizerWrapper(_Speller(vocabulary, tokens + padding)),
+        TokenizerWrapper(_Speller(vocabulary, vocabulary.token_bytes)),
         n_vocab=vocabulary.vocab_size,
         eos_token=sorted(vocabulary.end_token_ids),
     )

@@ -8,8 +8,7 @@ import jsonschema_rs
 import pytest
 
 from loraplex.grammar.backends import forced_close
-from loraplex.grammar.backends.llguidance_mask import LlguidanceMask
-from loraplex.grammar.backends.xgrammar_mask import XgrammarMask
+from loraplex.grammar.backends.compiler import Mask
 from loraplex.grammar.spec import Backend
 from loraplex.grammar.tree import (
     Alternation,
@@ -79,9 +78,7 @@ LLGUIDANCE_ALONE: list[dict[str, Any]] = [
 ]
 
 
-def walk_to_the_end(
-    backends: "Backends", mask: LlguidanceMask | XgrammarMask, chance: random.Random, budget: int
-) -> str:
+def walk_to_the_end(backends: "Backends", mask: Mask, chance: random.Random, budget: int) -> str:
     """Random tokens as long as the way to the end stays within the budget, then that way."""
     way = mask.closing_tokens(budget)
     assert way is not None
