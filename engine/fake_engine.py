@@ -75,7 +75,7 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True):
     """The behaviour of a `FakeEngine`. Times in seconds.
 
     `answers[c % len]` has the texts of the tokens of choice c, which then ends with "stop"; without answers text goes on
-    until `max_tokens`. `digest` "echo" reports the requested adapter; any other value is reported as is. `cached_tokens` is
+    until `max_tokens`. `token_ids`: those of such texts; the ids of others are drawn. `digest` "echo" reports the requested adapter; any other value is reported as is. `cached_tokens` is
     capped at the prompt's length, as is `prefilled_tokens`: the computed ones of a prompt that is aborted before `Started`.
     `queue_s`, `prefill_s`, `grammar_s`, `adapter_s` and `causes` are what `Started` reports, whatever passed.
     `stats` overrides numbers of `stats()` by field name, and names the newest `adapter_slots` adapters as those on the device;
@@ -90,6 +90,7 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True):
     token_interval_s: float = 0.0
     tokens_per_delta: int = 1
     answers: tuple[tuple[str, ...], ...] = ()
+    token_ids: dict[str, int] = {}
     cached_tokens: int = 0
     prefilled_tokens: int = 0
     queue_s: float = 0.0
@@ -290,6 +291,7 @@ class FakeEngine:
             request,
             index,
             answer=script.answers[index % len(script.answers)] if script.answers else None,
+            token_ids=script.token_ids,
             vocab_size=script.info.vocab_size,
             cached_tokens=script.cached_tokens,
             prefilled_tokens=script.prefilled_tokens,

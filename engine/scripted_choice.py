@@ -4,7 +4,7 @@ Invariant: tokens are a function of the prompt, the seed and the choice alone.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from loraplex.engine.messages import Delta, EngineRequest, Finished, FinishReason, Scored, TokenLogprob, Usage
 from loraplex.engine.sequence_scores import PositionScore, scores_of
@@ -19,14 +19,16 @@ class ScriptedChoice:
         index: int,
         *,
         answer: tuple[str, ...] | None,
+        token_ids: Mapping[str, int],
         vocab_size: int,
         cached_tokens: int,
         prefilled_tokens: int,
     ) -> None:
-        """`answer`: the texts of its tokens; None goes on until `max_tokens`."""
+        """`answer`: the texts of its tokens, whose ids are in `token_ids` or drawn; None goes on until `max_tokens`."""
         self._request = request
         self._index = index
         self._answer = answer
+        self._token_ids = token_ids
         self._cached = min(cached_tokens, len(request.prompt_token_ids))
         self._vocab_size = vocab_size
         prompt = b",".join(b"%d" % token for token in request.prompt_token_ids)
@@ -77,9 +79,9 @@ class ScriptedChoice:
         digest = hashlib.sha256(self._key + self._tokens.to_bytes(8, "big")).digest()
         token = int.from_bytes(digest[:4], "big") % self._vocab_size
         answer = self._answer
-        self._text += (
-            f" w{token}" if answer is None else (answer[self._tokens : self._tokens + 1] or ("",))[0]
-        )
+        text = f" w{token}" if answer is None else (answer[self._tokens : self._tokens + 1] or ("",))[0]
+        self._text += text
+        token = self._token_ids.get(text, token)
         self._tokens += 1
         self._end(answer is not None and self._tokens >= len(answer))
         return token

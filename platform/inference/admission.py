@@ -27,6 +27,8 @@ from loraplex.tenants.errors import LimitExceeded, PolicyStale, QuotaUnavailable
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.quotas.reservation import OnProvisional, Reservation, ReservationRequest
 
+IGNORED_HEADER: Final = "x-loraplex-ignored-parameters"
+
 
 @dataclass(slots=True, kw_only=True)
 class RequestContext:
@@ -50,6 +52,11 @@ class RequestContext:
     is_recorded: bool = False
     deadline: float | None = None
     unknown: UnknownNames | None = None
+
+    def ignore(self, names: str) -> None:
+        """Name parameters in the response that have no effect."""
+        known = self.headers.get(IGNORED_HEADER)
+        self.headers[IGNORED_HEADER] = f"{known}, {names}" if known else names
 
     def shortened(self, limit_s: float | None) -> float | None:
         """A time limit in seconds from now, or what is left until the deadline, if that is less."""

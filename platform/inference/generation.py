@@ -27,6 +27,7 @@ from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.engine_streams import EngineStreams
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
+from loraplex.platform.inference.thought import ThoughtTokens
 from loraplex.platform.observability.request_stats import RequestStats
 from loraplex.tenants.quotas.reservation import Outcome, RequestTimings, SettledUsage
 
@@ -78,6 +79,9 @@ class Generation:
         self.num_prompts = len(requests) if scored is None else len(requests) // 2
         self.choices = self.num_prompts * self.n
         self._scored = scored
+        thought = None if output is None else output.thought
+        tokens = None if thought is None else ThoughtTokens(thought, dependencies.token_text)
+        self._thought_counter = None if tokens is None else tokens.counter
         self._arrival = arrival
         self._dependencies = dependencies
         self._free_slots = free_slots
@@ -104,6 +108,7 @@ class Generation:
             max_tokens=requests[0].sampling.max_tokens,
             prompt_lengths=self._prompt_lengths(),
             num_prompts=self.num_prompts,
+            thought_counter=self._thought_counter,
             submitted=time.monotonic(),
             gateway_phases=self._pending.record.phases,
             gateway_causes=self._pending.record.causes,

@@ -29,7 +29,7 @@ VERSION_BYTES: Final = 1024
 class ResolvedModel:
     """`name` as the caller wrote it; `adapter` is `name@version`. All adapter fields are None for the base model.
 
-    `tool_style` and `defaults` are the adapter version's profile: None and empty without one. `created`: when the version was
+    `tool_style`, `reasoning_style` and `defaults` are the adapter version's profile: None and empty without one. `created`: when the version was
     uploaded, in seconds of the Unix epoch.
     """
 
@@ -37,6 +37,7 @@ class ResolvedModel:
     adapter: str | None = None
     digest: str | None = None
     tool_style: str | None = None
+    reasoning_style: str | Mapping[str, str] | None = None
     defaults: Mapping[str, object] = field(default_factory=dict)
     adapter_id: UUID | None = None
     version: int | None = None

@@ -42,6 +42,7 @@ from loraplex.platform.inference.generation import Generation, PromptOutput
 from loraplex.platform.inference.in_flight import InFlightRequests
 from loraplex.platform.inference.model_resolution import KnownModels, ResolvedModel
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
+from loraplex.platform.inference.thought import ThoughtRules
 from loraplex.platform.parameters.json_object import size_of
 from loraplex.platform.parameters.output_constraints import build_output_constraints
 from loraplex.platform.parameters.request_models import (
@@ -59,7 +60,6 @@ from loraplex.platform.parameters.request_object import MAX_NAME, UnknownNames
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 from loraplex.tenants.errors import QuotaExhausted
 
-IGNORED_HEADER = "x-loraplex-ignored-parameters"
 INLINE_CHARACTERS = 8_192
 # Half of the processors: large prompts are encoded before admission, which needs their size.
 MAX_ENCODING = max(1, len(os.sched_getaffinity(0)) // 2)
@@ -95,6 +95,7 @@ class InferencePipeline:
             "requests", total=MAX_ENCODING, per_tenant=AT_ONCE, waiting=MAX_WAITING
         )
         self._failed_checks = FailureBuckets()
+        self._thought = ThoughtRules(dependencies.prompts, dependencies.token_text)
         self.models = KnownModels(dependencies)
         self._in_flight = InFlightRequests(dependencies.config.max_in_flight)
         dependencies.admission_controller.on_ended = self._in_flight.end
@@ -165,6 +166,11 @@ class InferencePipeline:
         if context.unknown is not None:
             await self._report(context, model, context.unknown)
         values = values.with_defaults(model.defaults)
+        if isinstance(values, ChatRequest) and (values.reasoning_effort or values.thinking_token_budget):
+            markers = self._thought.markers(model.reasoning_style)
+            self._thought.check(values, markers)
+            if self._thought.is_ignored(values, markers):
+                context.ignore("reasoning_effort")
         prompts = await self.prompt_ids(values, model, context.caller.tenant_id)
         choices = self._checked_scores(values, prompts)
         most_tokens = partial(self._most_tokens, context, values, prompts, choices, model)
@@ -206,7 +212,7 @@ class InferencePipeline:
         own = (await self._admission.allowance(context, model, 0, unused=False)).unknown_parameters
         if not self._dependencies.database.limits.reports_unknown(own):
             raise unknown.refusal
-        context.headers[IGNORED_HEADER] = unknown.header()
+        context.ignore(unknown.header())
 
     async def _resolve(self, context: RequestContext, values: GenerationBody) -> ResolvedModel:
         sticky = values.user or context.request_id
@@ -270,10 +276,16 @@ class InferencePipeline:
                 prompts.text_ids(each, check, special=special) if isinstance(each, str) else each
                 for each in prompts_of(values)
             ]
-        options, style = self._template_options(values), self._style(model)
-        return [prompts.chat_ids(values.messages, options, self._prompt_tools(values, style), style, check)]
+        options, style = self._template_options(values, model), self._style(model)
+        ids = prompts.chat_ids(values.messages, options, self._prompt_tools(values, style), style, check)
+        markers = self._thought.markers(model.reasoning_style)
+        if markers is not None and isinstance(values, ChatRequest):
+            ids += self._thought.ending(values, markers, ids)
+        return [ids]
 
-    def _template_options(self, values: ChatRequest | TokenizeRequest) -> dict[str, object]:
+    def _template_options(
+        self, values: ChatRequest | TokenizeRequest, model: ResolvedModel
+    ) -> dict[str, object]:
         """Return what the template is given. Raises `UnsupportedParameter` for what it does not read."""
         prompts, options = self._dependencies.prompts, values.template_values()
         for name in values.chat_template_kwargs or ():
@@ -282,10 +294,12 @@ class InferencePipeline:
                 known = ", ".join(names) or "no such name"
                 message = f"`{where}` is not supported: the model's chat template reads {known}."
                 raise UnsupportedParameter(message, param=where)
-        effort = values.reasoning_effort if isinstance(values, ChatRequest) else None
-        if effort is not None and not prompts.knows("reasoning_effort"):
-            message = "`reasoning_effort` is not supported: the model's chat template does not know it."
-            raise UnsupportedParameter(message, param="reasoning_effort")
+        if not isinstance(values, ChatRequest):
+            return options
+        markers = self._thought.markers(model.reasoning_style)
+        if markers is not None:
+            options |= self._thought.template_values(values, options)
+        effort = values.reasoning_effort if prompts.knows("reasoning_effort") else None
         if effort is not None and options.setdefault("reasoning_effort", effort) != effort:
             message = "`reasoning_effort` and `chat_template_kwargs.reasoning_effort` differ; give one."
             raise InvalidParameter(message, param="reasoning_effort")
@@ -315,13 +329,16 @@ class InferencePipeline:
         caller, samplings = context.caller, prepared.samplings
         namespace = self._dependencies.namespace_of(caller.tenant_id)
         adapter = await self._adapter_ref(caller, model, namespace)
-        grammar, output = None, None
-        if constraints is not None:
+        grammar, output, thought = None, None, None
+        markers = self._thought.markers(model.reasoning_style)
+        if markers is not None and isinstance(prepared.values, ChatRequest):
+            [prompt], [sampling] = prepared.prompts, samplings
+            thought = self._thought.thought(prepared.values, markers, prompt, sampling.max_tokens)
+        if constraints is not None or thought is not None:
             with context.record.timed("schema_check"):
-                output = await self._planner.plan(namespace, constraints, self._style(model))
-            spec = output.plan.spec
-            grammar = None if spec is None else encode_spec(spec)
-            if output.plan.keep_special_tokens:
+                output = await self._planner.plan(namespace, constraints, self._style(model), thought)
+            grammar = None if output.spec is None else encode_spec(output.spec)
+            if output.plan.keep_special_tokens or (thought and self._thought.is_special(thought)):
                 samplings = [replace(each, skip_special_tokens=False) for each in samplings]
         limits, run = self._dependencies.config, uuid4().hex
         salt = (prepared.values.cache_salt or "").encode()

@@ -4,7 +4,7 @@ Invariant: a token counts once, when the engine has reported it, whether or not 
 `usage`, the metrics and the settlement read the same numbers.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,7 +23,7 @@ class RequestStats:
     tokens of one choice. `finish_reason` is the engine's, or `error`, or `abort` when the client disconnected.
     `finished_choices` ended without being aborted. `prompt_tokens`: those that the engine computed or found in its cache, a
     prompt once for all its choices; `cached_tokens` the part of them in the prefix cache; `completion_tokens` those of all
-    choices. `gateway_phases`: begin and end of what the gateway did, by name, and
+    choices, `reasoning_tokens` the part of them that is thought, where `thought_counter` makes what counts it for a choice. `gateway_phases`: begin and end of what the gateway did, by name, and
     `gateway_causes` what it waited for in them; `causes`: those of the engine's waits. `system_fingerprint`: the engine's.
     """
 
@@ -32,11 +32,13 @@ class RequestStats:
     max_tokens: int
     prompt_lengths: Sequence[int]
     num_prompts: int | None = None
+    thought_counter: Callable[[], Callable[[Iterable[int]], int]] | None = None
     submitted: float | None = None
     finished_choices: int = 0
     prompt_tokens: int = field(default=0, init=False)
     cached_tokens: int = field(default=0, init=False)
     completion_tokens: int = field(default=0, init=False)
+    reasoning_tokens: int = field(default=0, init=False)
     finish_reason: str = "abort"
     queue_s: float | None = None
     prefill_s: float | None = None
@@ -53,6 +55,7 @@ class RequestStats:
     _prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
     _generated: dict[tuple[int, int], int] = field(default_factory=dict)
     _delivered: dict[int, float] = field(default_factory=dict)
+    _thoughts: dict[int, Callable[[Iterable[int]], int]] = field(default_factory=dict)
 
     @property
     def largest_choice(self) -> int:
@@ -79,6 +82,11 @@ class RequestStats:
                 self.prefill_s = max(self.prefill_s or 0.0, event.prefill_s)
             case Delta(choice=choice, token_ids=token_ids):
                 self._count_generated((prompt, choice), len(token_ids))
+                if self.thought_counter is not None:
+                    count = self._thoughts.get(choice) or self._thoughts.setdefault(
+                        choice, self.thought_counter()
+                    )
+                    self.reasoning_tokens += count(token_ids)
             case Finished(choice=choice, usage=usage):
                 self._count_usage(prompt, choice, usage)
                 if event.reason != "abort":

@@ -264,7 +264,11 @@ class ChatRequest(TemplateRequest, GenerationRequest):
         None, description="accepted; there is one tier"
     )
     reasoning_effort: Annotated[str | None, Choice(_EFFORTS)] = Field(
-        None, description="only where the model's chat template knows it"
+        None,
+        description="bounds the thought, and is given to a chat template that knows it; `none`: no thought",
+    )
+    thinking_token_budget: Annotated[int | None, Integer(0, MAX_TOKENS)] = Field(
+        None, description="most tokens of the thought; at most `max_tokens`"
     )
     response_format: Annotated[OutputFormat | None, ResponseFormat()] = Field(
         None, description="format of the text; not together with a format in `structured_outputs`"
@@ -283,6 +287,12 @@ class ChatRequest(TemplateRequest, GenerationRequest):
     def _check_together(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidParameter("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
+        budget, most = self.thinking_token_budget, self.requested_tokens
+        if budget is not None and most is not None and budget > most:
+            raise InvalidParameter(
+                f"`thinking_token_budget` is {budget}, but must be at most `max_tokens`, which is {most}.",
+                param="thinking_token_budget",
+            )
         return self
 
 

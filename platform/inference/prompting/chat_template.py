@@ -16,6 +16,7 @@ from jinja2.exceptions import TemplateError
 from tokenizers import AddedToken, Tokenizer
 
 from loraplex.grammar.constraints import Tool
+from loraplex.grammar.thought import ThoughtMarkers, markers_of_template
 from loraplex.grammar.tools.call_syntax import ToolStyle, style_of_template
 from loraplex.platform.errors import InvalidParameter, UnsupportedParameter
 from loraplex.platform.inference.prompting.control_tokens import TokenFragments
@@ -72,6 +73,8 @@ class PromptRenderer:
         self._bos_id: int | None = tokenizer.bos_token_id
         self._renders_system = self._template is not None and self._renders_role("system")
         self.option_names = _option_names(tokenizer, self._template)
+        self.thought_markers = markers_of_template(self._template)
+        self._added_ids = {token.content: id for id, token in tokenizer.added_tokens_decoder.items()}
         self._thoughts = [name for name in _THOUGHTS if self.knows(name)]
 
     def knows(self, word: str) -> bool:
@@ -125,6 +128,15 @@ class PromptRenderer:
     def continuation_ids(self, text: str) -> list[int]:
         """Return the ids of a text that a model writes: no begin token, and control tokens count as text."""
         return _ids(self._encoder, text, special=False)
+
+    def marker_ids(self, marker: str) -> list[int]:
+        """Return the token that a marker of thought is, or those that spell it."""
+        own = self._added_ids.get(marker)
+        return self.continuation_ids(marker) if own is None else [own]
+
+    def has_thought_lines(self, markers: ThoughtMarkers) -> bool:
+        """Whether the template writes thought on lines of its own."""
+        return self.knows(f"{markers.start}\n") or self.knows(f"{markers.start}\\n")
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, control tokens included: the inverse of `text_ids`, but for the tokens that this adds."""

@@ -7,8 +7,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import msgspec
+
 from loraplex.grammar.builder.output_plan import OutputPlan
 from loraplex.grammar.parsing.deltas import AnswerReason, EngineReason, OutputDelta, OutputParser
+from loraplex.grammar.parsing.thought_parser import ThoughtParser
+from loraplex.grammar.spec import GrammarSpec, Thought
+from loraplex.grammar.thought import ThoughtMarkers
 
 ValidateValue: TypeAlias = Callable[[str, str], Awaitable[None]]
 """(schema, value), both JSON texts. Raises `SchemaNotSatisfied`."""
@@ -18,7 +23,7 @@ ValidateValue: TypeAlias = Callable[[str, str], Awaitable[None]]
 class ConstrainedOutput:
     """The output plan of one request and its validator. `values`: (schema, value) that its parsers have collected.
 
-    `param` is the field of the request that its grammar is attributed to.
+    `param` is the field of the request that its grammar is attributed to. `thought`: what may come before the output.
 
     `finish` runs on the event loop and takes the values at once, so that they belong to its own choice.
     """
@@ -26,11 +31,24 @@ class ConstrainedOutput:
     plan: OutputPlan
     validate: ValidateValue
     param: str
+    thought: Thought | None = None
     values: list[tuple[str, str]] = field(default_factory=list)
 
     def parser(self) -> OutputParser:
         """Create the parser of one choice."""
-        return self.plan.parser(lambda schema, value: self.values.append((schema, value)))
+        answer = self.plan.parser(lambda schema, value: self.values.append((schema, value)))
+        if self.thought is None:
+            return answer
+        markers = ThoughtMarkers(self.thought.start, self.thought.end)
+        return ThoughtParser(markers, answer, begun=self.thought.begun)
+
+    @property
+    def spec(self) -> GrammarSpec | None:
+        """The grammar of the thought and the output; None where any text may be written, as long as the request allows."""
+        spec, thought = self.plan.spec, self.thought
+        if thought is None or (spec is None and thought.most is None):
+            return spec
+        return msgspec.structs.replace(spec or GrammarSpec(), thought=thought)
 
     async def finish(
         self, parser: OutputParser, reason: EngineReason

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
+from loraplex.grammar.builder.output_plan import OutputPlan
 from loraplex.grammar.constraints import (
     Choice,
     ContextFreeGrammar,
@@ -25,6 +26,7 @@ from loraplex.grammar.constraints import (
     StructuralTag,
 )
 from loraplex.grammar.errors import AnalysisFailed, GrammarTooLarge
+from loraplex.grammar.spec import Thought
 from loraplex.grammar.tenant_cache import TenantCache
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.errors import WorkersUnavailable
@@ -71,9 +73,19 @@ class OutputPlanner:
         self._log = structlog.get_logger("loraplex.structured_output")
 
     async def plan(
-        self, namespace: bytes, constraints: OutputConstraints, style: ToolStyle
+        self,
+        namespace: bytes,
+        constraints: OutputConstraints | None,
+        style: ToolStyle,
+        thought: Thought | None = None,
     ) -> ConstrainedOutput:
-        """Build the output plan and check its grammar. Raises `GrammarRefused`, or `WorkersUnavailable`."""
+        """Build the output plan and check its grammar. Raises `GrammarRefused`, or `WorkersUnavailable`.
+
+        Without `constraints`, any text follows the `thought`.
+        """
+        validate = partial(self._value_validation.validate, namespace)
+        if constraints is None:
+            return ConstrainedOutput(OutputPlan(None), validate, "thinking_token_budget", thought)
         try:
             if constraints_size(constraints, INLINE_SIZE) <= INLINE_SIZE:
                 cached = build_plan(constraints, style, self._limits, self._control_tokens)
@@ -87,8 +99,7 @@ class OutputPlanner:
         spec, param = cached.plan.spec, _param(constraints)
         if spec is not None:
             await self._compile_checks.check(namespace, spec, param=param)
-        validate = partial(self._value_validation.validate, namespace)
-        return ConstrainedOutput(cached.plan, validate, param)
+        return ConstrainedOutput(cached.plan, validate, param, thought)
 
     async def _large(self, namespace: bytes, constraints: OutputConstraints, style: ToolStyle) -> CachedPlan:
         lock = self._tenant_locks.setdefault(namespace, asyncio.Lock())

@@ -11,7 +11,12 @@ from pydantic import BaseModel
 
 from loraplex.platform.errors import ClientError
 from loraplex.platform.observability.request_stats import RequestStats
-from loraplex.platform.web.openai.response_models import PromptTokensDetails, Usage, encoded
+from loraplex.platform.web.openai.response_models import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    Usage,
+    encoded,
+)
 
 DONE: Final = b"data: [DONE]\n\n"
 _NULL: Final = b"null"
@@ -19,7 +24,11 @@ _NULL: Final = b"null"
 
 def usage_of(stats: RequestStats) -> Usage:
     """Return the tokens that a request has used so far."""
-    return counted_usage(stats.prompt_tokens, stats.completion_tokens, stats.cached_tokens)
+    usage = counted_usage(stats.prompt_tokens, stats.completion_tokens, stats.cached_tokens)
+    if stats.thought_counter is None:
+        return usage
+    details = CompletionTokensDetails(reasoning_tokens=stats.reasoning_tokens)
+    return usage.model_copy(update={"completion_tokens_details": details})
 
 
 def counted_usage(prompt: int, completion: int, cached: int) -> Usage:

@@ -40,7 +40,7 @@ BEFORE_ADMISSION: Final[dict[str, tuple[int, Any]]] = {
     "invalid_value": (400, {**CHAT, "temperature": 9}),
     "missing_required_parameter": (400, {"model": "demo/base"}),
     "unknown_parameter": (400, {**CHAT, "no_such": 1}),
-    "unsupported_parameter": (400, {**CHAT, "reasoning_effort": "low"}),
+    "unsupported_parameter": (400, {**CHAT, "thinking_token_budget": 5}),
     "context_length_exceeded": (400, {**CHAT, "max_tokens": 900_000}),
     "invalid_json": (400, b"{"),
     "request_too_large": (413, b" " * 70_000),
