@@ -23,7 +23,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling of one request. `max_tokens` 0: it only scores, and writes nothing.
 
     `top_k` 0 means off. `logprobs` None means none, k means the chosen token's and the k best (0-20). `seed` None draws a
-    seed at submission; the stream of random numbers is a function of (seed, choice, position).
+    seed at submission; the stream of random numbers is a function of (seed, choice, position). `stops_behind`: stop strings
+    count behind a thought, which is between these two texts; of one that the prompt has begun, the first is empty.
     """
 
     max_tokens: int
@@ -38,6 +39,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, float] = {}
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
+    stops_behind: tuple[str, str] | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False

@@ -20,7 +20,8 @@ from loraplex.engine.messages import (
 )
 from loraplex.engine.output.choice_output import ChoiceOutput
 from loraplex.engine.output.detokenizer import Detokenizer, TextDecoder, TokenTexts
-from loraplex.engine.output.stop_strings import StopMatcher, StopStrings
+from loraplex.engine.output.stop_strings import StopMatcher, StopStrings, ThoughtPassage
+from loraplex.engine.sampling_params import SamplingParams
 
 _logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class OutputProcessor:
             choice: ChoiceOutput(
                 sampling,
                 Detokenizer(self._texts, sampling.skip_special_tokens, request.prompt_token_ids),
-                StopMatcher(stops, sampling.include_stop_str_in_output) if stops else None,
+                None if stops is None else _matcher(stops, sampling),
             )
             for choice in range(sampling.n)
         }
@@ -169,3 +170,8 @@ class OutputProcessor:
             del state.choices[choice]
         if not state.choices:
             self.drop(request_id)
+
+
+def _matcher(stops: StopStrings, sampling: SamplingParams) -> StopMatcher:
+    thought = None if sampling.stops_behind is None else ThoughtPassage(*sampling.stops_behind)
+    return StopMatcher(stops, sampling.include_stop_str_in_output, thought)

@@ -60,12 +60,52 @@ class StopStrings:
                 waiting.append((following, fallback.step(character), length + 1))
 
 
-class StopMatcher:
-    """Watches the text of one choice. With `include_stop` the stop string stays in the text, so nothing is withheld."""
+class ThoughtPassage:
+    """Finds where the thought at the beginning of a text ends. `start` empty: the text begins inside it."""
 
-    def __init__(self, stops: StopStrings, include_stop: bool = False) -> None:
+    def __init__(self, start: str, end: str) -> None:
+        self._start, self._end = start, end
+        self._held = ""
+        self._tail = ""
+        self._is_inside: bool | None = None if start else True
+
+    def split(self, text: str) -> tuple[str, str]:
+        """Return the next text of the thought, and what follows it. The start is held back until it is complete."""
+        if self._is_inside is None:
+            self._held += text
+            if self._start.startswith(self._held) and self._held != self._start:
+                return "", ""
+            self._is_inside = self._held.startswith(self._start)
+            text = self.flush()
+        if not self._is_inside:
+            return "", text
+        searched = self._tail + text
+        found = searched.find(self._end)
+        if found < 0:
+            self._tail = searched[-len(self._end) :]
+            return text, ""
+        self._is_inside = False
+        behind = found + len(self._end) - len(self._tail)
+        return text[:behind], text[behind:]
+
+    def flush(self) -> str:
+        """Return the text that is held back."""
+        held, self._held = self._held, ""
+        return held
+
+
+class StopMatcher:
+    """Watches the text of one choice. With `include_stop` the stop string stays in the text, so nothing is withheld.
+
+    `thought`: a text that comes first, in which stop strings are ordinary text.
+    """
+
+    def __init__(
+        self, stops: StopStrings, include_stop: bool = False, thought: ThoughtPassage | None = None
+    ) -> None:
         self._state = stops.start
         self._include_stop = include_stop
+        self._thought = thought
         self._pending = ""
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, str | None]:
@@ -74,6 +114,11 @@ class StopMatcher:
 
         With `may_stop` false, stop strings that end in `text` are ordinary text.
         """
+        thought, text = ("", text) if self._thought is None else self._thought.split(text)
+        visible, stop = self._push(text, may_stop)
+        return thought + visible, stop
+
+    def _push(self, text: str, may_stop: bool) -> tuple[str, str | None]:
         state, pending = self._state, self._pending + text
         for end, character in enumerate(text, start=len(self._pending) + 1):
             state = state.step(character)
@@ -88,4 +133,4 @@ class StopMatcher:
     def flush(self) -> str:
         """Return the withheld text, once no more can come."""
         rest, self._pending = self._pending, ""
-        return rest
+        return rest if self._thought is None else rest + self._thought.flush()

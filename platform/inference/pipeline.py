@@ -334,6 +334,9 @@ class InferencePipeline:
         if markers is not None and isinstance(prepared.values, ChatRequest):
             [prompt], [sampling] = prepared.prompts, samplings
             thought = self._thought.thought(prepared.values, markers, prompt, sampling.max_tokens)
+            if thought is not None and sampling.stop:
+                around = ("" if thought.begun else thought.start, thought.end)
+                samplings = [replace(sampling, stops_behind=around)]
         if constraints is not None or thought is not None:
             with context.record.timed("schema_check"):
                 output = await self._planner.plan(namespace, constraints, self._style(model), thought)

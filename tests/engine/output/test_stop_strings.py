@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.engine.output.stop_strings import StopMatcher, StopStrings
+from loraplex.engine.output.stop_strings import StopMatcher, StopStrings, ThoughtPassage
 
 TEXTS = st.text(alphabet="abc", max_size=24)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), min_size=1, max_size=4)
@@ -64,6 +64,36 @@ def test_a_stop_completed_too_early_is_text_and_one_across_the_border_counts(
     expected, stop = naive(early + late, stops, include, may_stop_from=len(early))
     assert nothing is None
     assert (shown, found) == (expected, stop)
+
+
+@given(
+    st.sampled_from(["", "<t>", "<", "<t", "a<t>"]),
+    TEXTS,
+    TEXTS,
+    STOPS,
+    st.lists(st.integers(0, 100)),
+    st.booleans(),
+)
+def test_stops_count_behind_a_thought(
+    opening: str, thought: str, answer: str, stops: list[str], places: list[int], has_begun: bool
+) -> None:
+    text = f"{opening}{thought}</t>{answer}"
+    if has_begun or text.startswith("<t>"):
+        behind = text.index("</t>") + len("</t>")
+    else:
+        behind = 0
+    stops = [*stops, "</t>", "<t>"]
+    matcher = StopMatcher(StopStrings(stops), thought=ThoughtPassage("" if has_begun else "<t>", "</t>"))
+    shown, found = "", None
+    for chunk in cut(text, places):
+        fresh, found = matcher.push(chunk)
+        shown += fresh
+        if found is not None:
+            break
+    else:
+        shown += matcher.flush()
+    expected, stop = naive(text[behind:], stops, include=False)
+    assert (shown, found) == (text[:behind] + expected, stop)
 
 
 def test_the_longest_of_the_stops_completed_together_wins() -> None:
