@@ -8,21 +8,23 @@ import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from operator import attrgetter
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import msgspec
 
+from loraplex.grammar.backends.escaped_vocabulary import EscapedVocabulary
 from loraplex.grammar.backends.forced_close import CloseFinder
 from loraplex.grammar.backends.grammar_memory import GrammarMemory
+from loraplex.grammar.backends.held_input_mask import HeldInputMask, InputTokens
 from loraplex.grammar.backends.llguidance_mask import (
     CompiledLlguidance,
     LlguidanceCompiler,
     LlguidanceLimits,
     LlguidanceMask,
 )
-from loraplex.grammar.backends.thought_mask import AnyTextMask, MarkerTokens, ThoughtMask
+from loraplex.grammar.backends.thought_mask import AnswerMask, AnyTextMask, MarkerTokens, ThoughtMask
 from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.backends.xgrammar_mask import CompiledXgrammar, XgrammarCompiler, XgrammarMask
 from loraplex.grammar.errors import GrammarInvalid
@@ -33,7 +35,8 @@ MAX_MARKERS: Final = 16
 """Pairs of thought markers whose tokens are kept: 0.2 MB for each of 50k tokens, found in 0.2 s."""
 
 Compiled: TypeAlias = CompiledLlguidance | CompiledXgrammar
-Mask: TypeAlias = LlguidanceMask | XgrammarMask | ThoughtMask
+Mask: TypeAlias = AnswerMask
+INPUT: Final = "input"
 
 
 class Sized(Protocol):
@@ -123,11 +126,12 @@ class _Backends:
 
 @dataclass(frozen=True, slots=True)
 class _TenantGrammar:
-    """One llguidance grammar of one tenant: the `GrammarOwner` of its builds."""
+    """One llguidance grammar of one tenant: the `GrammarOwner` of its builds. `kind`: of its vocabulary, in the cache."""
 
     namespace: bytes
     spec: GrammarSpec
     compiler: LlguidanceCompiler
+    kind: str
     cache: CompiledCache[Compiled]
     memory: GrammarMemory
 
@@ -146,7 +150,7 @@ class _TenantGrammar:
 
     @property
     def _key(self) -> Hashable:
-        return self.spec.backend, self.spec.source
+        return self.kind, self.spec.source
 
 
 class MaskCompiler:
@@ -176,10 +180,34 @@ class MaskCompiler:
             spec = decode_spec(data)
         except msgspec.DecodeError as error:
             raise GrammarInvalid(f"not a grammar spec: {error}") from error
+        answer: AnswerMask = AnyTextMask(self._vocabulary.vocab_size)
+        if spec.source:
+            answer = self._answer(namespace, spec)
+        if spec.inputs:
+            tokens, escaped = self._escaped
+            inputs = [
+                (each.head.encode(), self._input(namespace, each.source, escaped)) for each in spec.inputs
+            ]
+            answer = HeldInputMask(answer, inputs, tokens)
         if spec.thought is None:
-            return self._answer(namespace, spec)
-        answer = self._answer(namespace, spec) if spec.source else AnyTextMask(self._vocabulary.vocab_size)
+            return answer
         return ThoughtMask(spec.thought, self._markers(spec.thought.start, spec.thought.end), answer)
+
+    @cached_property
+    def _escaped(self) -> tuple[InputTokens, LlguidanceCompiler]:
+        """What inputs of custom tools need: seconds for 128k tokens, at the first of them."""
+        vocabulary = EscapedVocabulary(self._vocabulary)
+        return InputTokens(vocabulary), LlguidanceCompiler(vocabulary, self._limits.llguidance)
+
+    def _input(
+        self, namespace: bytes, source: str, compiler: LlguidanceCompiler
+    ) -> Callable[[], LlguidanceMask]:
+        """Return what makes the mask of an input's grammar."""
+        grammar = _TenantGrammar(
+            namespace, GrammarSpec(source=source), compiler, INPUT, self._cache, self._memory
+        )
+        compiled, closer = grammar.rebuilt(), self._ready().closer
+        return lambda: compiled.mask(closer, fast_forward=False, closes=False)
 
     def _answer(self, namespace: bytes, spec: GrammarSpec) -> LlguidanceMask | XgrammarMask:
         backends = self._ready()
@@ -190,7 +218,8 @@ class MaskCompiler:
     def _build(self, backends: _Backends, namespace: bytes, spec: GrammarSpec) -> Compiled:
         if spec.backend == "xgrammar":
             return backends.xgrammar.compile(spec.source)
-        return _TenantGrammar(namespace, spec, backends.llguidance, self._cache, self._memory).build()
+        own = _TenantGrammar(namespace, spec, backends.llguidance, spec.backend, self._cache, self._memory)
+        return own.build()
 
     def _ready(self) -> _Backends:
         with self._lock:

@@ -21,11 +21,10 @@ class _Speller:
         self.tokens = tokens
         self.eos_token_id = min(vocabulary.end_token_ids)
         self.special_token_ids = sorted({*vocabulary.special_tokens.values(), *vocabulary.end_token_ids})
-        self._tokenizer = vocabulary.text_tokenizer
+        self._spelled = vocabulary.spelled
 
     def __call__(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._spelled(text)
 
 
 def llguidance_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:

@@ -26,6 +26,8 @@ class AnswerMask(Protocol):
 
     def accept(self, token_id: int) -> bool: ...
 
+    def rollback(self, count: int) -> None: ...
+
     def fork(self) -> Self: ...
 
     def is_complete(self) -> bool: ...
@@ -58,6 +60,9 @@ class AnyTextMask:
 
     def accept(self, token_id: int) -> bool:
         return 0 <= token_id < self._vocab_size
+
+    def rollback(self, count: int) -> None:
+        """There is nothing to undo."""
 
     def fork(self) -> Self:
         return self

@@ -63,6 +63,11 @@ class Vocabulary:
         known = [own_reading.decode_bytes([token_id]) if text else b"" for token_id, text in texts]
         return (*known, *[b""] * (self.vocab_size - len(known)))
 
+    def spelled(self, text: str) -> list[int]:
+        """Return the ordinary tokens that spell a text."""
+        ids: list[int] = self.text_tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
     @cached_property
     def special_tokens(self) -> dict[str, int]:
         """Control tokens by their text, including those that end an output."""

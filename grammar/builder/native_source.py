@@ -5,15 +5,25 @@ Invariant: a schema inside a structural tag is one that xgrammar enforces exactl
 
 from typing import Any, Final
 
-from loraplex.grammar.backends.emit_llguidance import lark_source
+from loraplex.grammar.backends.emit_llguidance import emit, lark_source
 from loraplex.grammar.backends.emit_xgrammar import ebnf_source, structural_tag_source
-from loraplex.grammar.constraints import ContextFreeGrammar, JsonSchemaValue, SchemaLimits, StructuralTag
+from loraplex.grammar.constraints import (
+    ContextFreeGrammar,
+    JsonSchemaValue,
+    Regex,
+    SchemaLimits,
+    StructuralTag,
+    Tool,
+)
 from loraplex.grammar.enforcement.planner import plan_enforcement
 from loraplex.grammar.errors import GrammarRefused, GrammarTooLarge
 from loraplex.grammar.json_schema.bounds import check_bounds
 from loraplex.grammar.spec import Backend
+from loraplex.grammar.tree import Pattern
 
 GRAMMAR: Final = "structured_outputs.grammar"
+INPUT: Final = "input"
+"""The one argument of a custom tool."""
 
 SCHEMA_FORMAT: Final[dict[str, Any]] = {"type": "json_schema", "json_schema": True, "style": "json"}
 """The keys of such a format. `any_order` and its like would loosen the schema."""
@@ -36,6 +46,19 @@ def native_source(native: ContextFreeGrammar | StructuralTag, limits: SchemaLimi
     if "::=" in native.text:
         return "xgrammar", ebnf_source(native.text)
     return "llguidance", lark_source(native.text)
+
+
+def input_source(tool: Tool, limits: SchemaLimits) -> str:
+    """Return the Lark grammar of a custom tool's input. Raises `GrammarTooLarge`."""
+    is_pattern = isinstance(tool.input, Regex)
+    text = tool.input.pattern if isinstance(tool.input, Regex) else tool.input.text if tool.input else ""
+    limit = limits.max_pattern_bytes if is_pattern else limits.max_text_bytes
+    size = len(text.encode(errors="surrogatepass"))
+    if size > limit:
+        raise GrammarTooLarge(
+            f"the format of {tool.name} has {size} bytes, at most {limit} are allowed", param=tool.param
+        )
+    return emit(Pattern(text)) if is_pattern else lark_source(text)
 
 
 def _with_exact_schemas(value: Any, limits: SchemaLimits, param: str) -> Any:

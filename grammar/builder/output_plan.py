@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
 from loraplex.grammar.builder.format_tree import TreeFormat, check_beside_calls, schemas_of, text_tree
-from loraplex.grammar.builder.native_source import native_param, native_source
+from loraplex.grammar.builder.native_source import INPUT, input_source, native_param, native_source
 from loraplex.grammar.builder.schema_set import (
     PREFERRED,
     RequestedSchema,
@@ -34,8 +34,8 @@ from loraplex.grammar.json_schema.slips import NULLABLE
 from loraplex.grammar.parsing.content_parser import ContentParser, ValidateValue
 from loraplex.grammar.parsing.deltas import OutputParser
 from loraplex.grammar.parsing.tool_call_parser import ToolCallFormat, ToolCallParser, ToolCallPlacement
-from loraplex.grammar.spec import Backend, GrammarSpec
-from loraplex.grammar.tools.call_syntax import ToolStyle, syntax_of
+from loraplex.grammar.spec import Backend, GrammarSpec, HeldInput
+from loraplex.grammar.tools.call_syntax import CallSyntax, ToolStyle, syntax_of
 from loraplex.grammar.tools.call_tree import calls_tree, text_or_calls_tree
 from loraplex.grammar.tools.tool_list import arguments_schema, check_tools
 from loraplex.grammar.tree import Alternation, JsonValue, Node
@@ -166,7 +166,7 @@ def _with_calls(
     select_schema = value_schema if ambiguous else validation_schema
     argument_schemas = {name: select_schema(plan) for name, plan in of_tools.items()}
     return OutputPlan(
-        _spec(constraints, schema_set.backend, tree),
+        _spec(constraints, schema_set.backend, tree, _inputs(constraints.tools, syntax, limits)),
         "validated" if ambiguous else schema_set.enforcement,
         any(token in control_tokens for token in syntax.tokens),
         ToolCallFormat(syntax, placement, argument_schemas, _content_schema(of_content)),
@@ -190,8 +190,23 @@ def _backends_of(content: TreeFormat | None) -> frozenset[Backend]:
     return frozenset({PREFERRED}) if isinstance(content, Regex) else ALL_BACKENDS
 
 
-def _spec(constraints: OutputConstraints, backend: Backend, tree: Node) -> GrammarSpec:
+def _spec(
+    constraints: OutputConstraints, backend: Backend, tree: Node, inputs: tuple[HeldInput, ...] = ()
+) -> GrammarSpec:
     emit = emit_llguidance.emit if backend == "llguidance" else emit_xgrammar.emit
     return GrammarSpec(
-        backend=backend, source=emit(tree), fast_forward=constraints.fast_forward, close=constraints.close
+        backend=backend,
+        source=emit(tree),
+        fast_forward=constraints.fast_forward,
+        close=constraints.close,
+        inputs=inputs,
+    )
+
+
+def _inputs(tools: Sequence[Tool], syntax: CallSyntax, limits: SchemaLimits) -> tuple[HeldInput, ...]:
+    """Return the inputs of custom tools that have grammars. Raises `GrammarTooLarge`."""
+    return tuple(
+        HeldInput(head=f'{syntax.head(tool.name)}{{"{INPUT}": "', source=input_source(tool, limits))
+        for tool in tools
+        if tool.input is not None
     )

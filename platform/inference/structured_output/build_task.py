@@ -93,7 +93,11 @@ def build_plan(
 
 def constraints_size(constraints: OutputConstraints, limit: int) -> int:
     """Count the characters and values that the grammar is built from; counting ends above `limit`."""
-    values: list[object] = [tool.parameters for tool in constraints.tools]
+    values: list[object] = [
+        each
+        for tool in constraints.tools
+        for each in (tool.parameters, _members(tool.input) if tool.input else None)
+    ]
     match constraints.format:
         case JsonSchema(schema=inside) | StructuralTag(tag=inside) | Choice(options=inside):
             values.append(inside)
@@ -105,10 +109,8 @@ def constraints_size(constraints: OutputConstraints, limit: int) -> int:
 def pack_constraints(constraints: OutputConstraints, style: ToolStyle) -> bytes:
     """Pack the constraints. Equal bytes mean equal constraints, with the members of objects in the same order."""
     document = _members(constraints) | {
-        "format": None
-        if constraints.format is None
-        else [type(constraints.format).__name__, _members(constraints.format)],
-        "tools": [_members(tool) for tool in constraints.tools],
+        "format": _packed(constraints.format),
+        "tools": [_members(tool) | {"input": _packed(tool.input)} for tool in constraints.tools],
     }
     return json.dumps([style, document]).encode()
 
@@ -116,7 +118,7 @@ def pack_constraints(constraints: OutputConstraints, style: ToolStyle) -> bytes:
 def unpack_constraints(packed: bytes) -> tuple[OutputConstraints, ToolStyle]:
     """Unpack what `pack_constraints` has packed."""
     style, document = json.loads(packed)
-    tools = tuple(Tool(**tool) for tool in document["tools"])
+    tools = tuple(Tool(**tool | {"input": _format(tool["input"])}) for tool in document["tools"])
     constraints = OutputConstraints(**document | {"format": _format(document["format"]), "tools": tools})
     return constraints, ToolStyle(style)
 
@@ -125,7 +127,12 @@ def _members(item: OutputConstraints | OutputFormat | Tool) -> dict[str, Any]:
     return {field.name: getattr(item, field.name) for field in fields(item)}
 
 
-def _format(packed: list[Any] | None) -> OutputFormat | None:
+def _packed(given: OutputFormat | None) -> list[Any] | None:
+    return None if given is None else [type(given).__name__, _members(given)]
+
+
+def _format(packed: list[Any] | None) -> Any:
+    """Return the format of this name."""
     if packed is None:
         return None
     name, members = packed

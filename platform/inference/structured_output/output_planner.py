@@ -14,6 +14,7 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 import structlog
+from msgspec.structs import replace
 
 from loraplex.grammar.builder.output_plan import OutputPlan
 from loraplex.grammar.constraints import (
@@ -26,7 +27,7 @@ from loraplex.grammar.constraints import (
     StructuralTag,
 )
 from loraplex.grammar.errors import AnalysisFailed, GrammarTooLarge
-from loraplex.grammar.spec import Thought
+from loraplex.grammar.spec import GrammarSpec, Thought
 from loraplex.grammar.tenant_cache import TenantCache
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.errors import WorkersUnavailable
@@ -98,7 +99,10 @@ class OutputPlanner:
             raise
         spec, param = cached.plan.spec, _param(constraints)
         if spec is not None:
-            await self._compile_checks.check(namespace, spec, param=param)
+            await self._compile_checks.check(namespace, replace(spec, inputs=()), param=param)
+            held = [tool.param for tool in constraints.tools if tool.input is not None]
+            for each, where in zip(spec.inputs, held, strict=True):
+                await self._compile_checks.check(namespace, GrammarSpec(source=each.source), param=where)
         return ConstrainedOutput(cached.plan, validate, param, thought)
 
     async def _large(self, namespace: bytes, constraints: OutputConstraints, style: ToolStyle) -> CachedPlan:
