@@ -4,7 +4,7 @@ Invariant: it names its backend and contains that backend's source text, so the 
 checked.
 """
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -42,12 +42,15 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
     `thought` comes before the answer. `inputs`: strings in the answer that have grammars of their own.
     """
 
-    backend: Backend = "llguidance"
-    source: str = ""
+    backend: Backend
+    source: str
     fast_forward: bool = True
     close: bool = False
     thought: Thought | None = None
     inputs: tuple[HeldInput, ...] = ()
+
+
+ANY_TEXT: Final = GrammarSpec(backend="llguidance", source="")
 
 
 def encode_spec(spec: GrammarSpec) -> bytes:

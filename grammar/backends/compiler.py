@@ -204,7 +204,12 @@ class MaskCompiler:
     ) -> Callable[[], LlguidanceMask]:
         """Return what makes the mask of an input's grammar."""
         grammar = _TenantGrammar(
-            namespace, GrammarSpec(source=source), compiler, INPUT, self._cache, self._memory
+            namespace,
+            GrammarSpec(backend="llguidance", source=source),
+            compiler,
+            INPUT,
+            self._cache,
+            self._memory,
         )
         compiled, closer = grammar.rebuilt(), self._ready().closer
         return lambda: compiled.mask(closer, fast_forward=False, closes=False)

@@ -12,7 +12,7 @@ import msgspec
 from loraplex.grammar.builder.output_plan import OutputPlan
 from loraplex.grammar.parsing.deltas import AnswerReason, EngineReason, OutputDelta, OutputParser
 from loraplex.grammar.parsing.thought_parser import ThoughtParser
-from loraplex.grammar.spec import GrammarSpec, Thought
+from loraplex.grammar.spec import ANY_TEXT, GrammarSpec, Thought
 from loraplex.grammar.thought import ThoughtMarkers
 
 ValidateValue: TypeAlias = Callable[[str, str], Awaitable[None]]
@@ -48,7 +48,7 @@ class ConstrainedOutput:
         spec, thought = self.plan.spec, self.thought
         if thought is None or (spec is None and thought.most is None):
             return spec
-        return msgspec.structs.replace(spec or GrammarSpec(), thought=thought)
+        return msgspec.structs.replace(spec or ANY_TEXT, thought=thought)
 
     async def finish(
         self, parser: OutputParser, reason: EngineReason

@@ -102,7 +102,9 @@ class OutputPlanner:
             await self._compile_checks.check(namespace, replace(spec, inputs=()), param=param)
             held = [tool.param for tool in constraints.tools if tool.input is not None]
             for each, where in zip(spec.inputs, held, strict=True):
-                await self._compile_checks.check(namespace, GrammarSpec(source=each.source), param=where)
+                await self._compile_checks.check(
+                    namespace, GrammarSpec(backend="llguidance", source=each.source), param=where
+                )
         return ConstrainedOutput(cached.plan, validate, param, thought)
 
     async def _large(self, namespace: bytes, constraints: OutputConstraints, style: ToolStyle) -> CachedPlan:

@@ -177,6 +177,7 @@ def test_rollback_and_forks_lead_to_the_same_masks(world: World) -> None:
 
 def test_a_way_to_close_begins_with_the_marker(world: World) -> None:
     spec = GrammarSpec(
+        backend="llguidance",
         source=SOURCES["llguidance"],
         close=True,
         thought=Thought(start=THINK.start, end=THINK.end, begun=True),

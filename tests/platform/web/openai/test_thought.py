@@ -127,8 +127,8 @@ async def test_one_table_of_efforts_and_budgets(
 ) -> None:
     gateway = await start_gateway(FakeScript(answers=(BEGUN,)))
     _, request = await answers(gateway, **fields)
-    spec = request.grammar and decode_spec(request.grammar)
-    assert (spec.thought.most if spec else None) == most
+    thought = request.grammar and decode_spec(request.grammar).thought
+    assert (thought.most if thought else None) == most
 
 
 async def test_a_schema_holds_behind_the_thought(start_gateway: Any, ids: dict[str, int]) -> None:
