@@ -64,7 +64,11 @@ class PushRequest:
     def profile_change(self) -> ProfileChange:
         """Return the change that gives a version this profile."""
         profile = self.profile or AdapterProfile()
-        return {"tool_style": profile.tool_style, "defaults": dict(profile.defaults)}
+        styles: ProfileChange = {
+            "tool_style": profile.tool_style,
+            "reasoning_style": profile.reasoning_style,
+        }
+        return {**styles, "defaults": dict(profile.defaults)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ async def change_profile(
     *,
     seen: int | None = None,
 ) -> VersionDocument:
-    """Change the tool style or the sampling defaults. `seen`: the revision that the author has read, None for any.
+    """Change the styles or the defaults. `seen`: the revision that the author has read, None for any.
 
     Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, and `ProfileFixed` after the version's first alias.
     """
@@ -155,4 +155,5 @@ async def _moved(uow: UnitOfWork, name: str, record: AdapterVersion, before: str
 
 
 def _profile(record: AdapterVersion) -> dict[str, Any]:
-    return {"tool_style": record.tool_style, "defaults": dict(record.defaults)}
+    styles = {"tool_style": record.tool_style, "reasoning_style": record.reasoning_style}
+    return {**styles, "defaults": dict(record.defaults)}

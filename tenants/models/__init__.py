@@ -3,6 +3,7 @@
 from loraplex.tenants.invoices.tables import CreditEntry, CreditGrant, Invoice, InvoiceLineRow, InvoiceNumber
 from loraplex.tenants.models.accounts import ENVIRONMENTS, ApiKey, Tenant
 from loraplex.tenants.models.adapters import (
+    REASONING_STYLES,
     TOOL_STYLES,
     UPLOAD_FILES,
     UPLOAD_STATES,
@@ -58,6 +59,7 @@ __all__ = [
     "METERS",
     "NO_ID",
     "OUTCOMES",
+    "REASONING_STYLES",
     "TOOL_STYLES",
     "UPLOAD_FILES",
     "UPLOAD_STATES",

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, func, text
-from sqlalchemy.dialects.postgresql import CHAR
+from sqlalchemy.dialects.postgresql import CHAR, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from loraplex.tenants.names import ADAPTER_NAME, ALIAS_NAME
@@ -15,6 +15,7 @@ from loraplex.tenants.tables import Base, BigInt, Revision, one_of
 
 VERSION_STATES = ("uploading", "validating", "ready", "rejected", "deprecated", "deleting", "quarantined")
 TOOL_STYLES = ("hermes", "llama3", "mistral", "generic")
+REASONING_STYLES = ("none", "think")
 UPLOAD_STATES = ("open", "completed", "aborted", "expired")
 UPLOAD_FILES = ("adapter_config.json", "adapter_model.safetensors")
 UNJUDGED_STATES = ("uploading", "validating", "rejected", "deleting")
@@ -49,9 +50,9 @@ class AdapterVersion(Base):
     """One immutable version. A trigger refuses changes but of `state` and `report`; `digest`, `rank` and `config` may be set
     once, from null, by validation.
 
-    `tool_style` and `defaults` may change until `aliased_at`, the time of its first alias, which another trigger sets.
-    A deleted version stays in the state `deleting`; `blob_deleted_at`: its files are removed. `ended_fence`: the fence by which
-    the requests that ran on it ended.
+    `tool_style`, `reasoning_style` and `defaults` may change until `aliased_at`, the time of its first alias, which another trigger
+    sets. A deleted version stays in the state `deleting`; `blob_deleted_at`: its files are removed. `ended_fence`: the fence by
+    which the requests that ran on it ended.
     """
 
     __tablename__ = "adapter_versions"
@@ -74,6 +75,10 @@ class AdapterVersion(Base):
             f"num_nulls(digest, rank, config) = 0 OR {one_of('state', UNJUDGED_STATES)}", name="validated"
         ),
         CheckConstraint(one_of("tool_style", TOOL_STYLES), name="tool_style"),
+        CheckConstraint(
+            """reasoning_style IN ('"none"', '"think"') OR jsonb_typeof(reasoning_style) = 'object'""",
+            name="reasoning_style",
+        ),
         CheckConstraint("jsonb_typeof(defaults) = 'object'", name="defaults"),
     )
 
@@ -91,6 +96,7 @@ class AdapterVersion(Base):
     created_by: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     tool_style: Mapped[str | None]
+    reasoning_style: Mapped[str | dict[str, str] | None] = mapped_column(JSONB(none_as_null=True))
     defaults: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default=text("'{}'::jsonb"))
     aliased_at: Mapped[datetime | None]
     blob_deleted_at: Mapped[datetime | None]

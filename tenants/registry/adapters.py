@@ -210,8 +210,9 @@ def fresh(query: Select[AdapterVersion]) -> Select[AdapterVersion]:
 
 
 def profile_of(version: AdapterVersion) -> AdapterProfile:
-    return AdapterProfile(version.tool_style, version.defaults)
+    return AdapterProfile(version.tool_style, version.defaults, version.reasoning_style)
 
 
 def set_profile(version: AdapterVersion, profile: AdapterProfile) -> None:
-    version.tool_style, version.defaults = profile.tool_style, dict(profile.defaults)
+    version.tool_style, version.reasoning_style = profile.tool_style, profile.reasoning_style
+    version.defaults = dict(profile.defaults)

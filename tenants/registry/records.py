@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
 from uuid import UUID
 
 from pydantic import ConfigDict, Field
@@ -19,20 +19,24 @@ ABSENT: Final = 0
 """The generation of an alias that does not exist."""
 MAX_VERSION: Final = 2**31 - 1
 SERVING_STATES: Final = ("ready", "deprecated")
+ReasoningStyle: TypeAlias = str | dict[str, str]
+"""How a version thinks: "none", "think", or its own markers as `{"start": text, "end": text}`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterProfile:
-    """`tool_style` None: the base model's. `defaults`: sampling parameters for requests that set none."""
+    """`tool_style` and `reasoning_style` None: the base model's. `defaults`: parameters for requests that set none."""
 
     tool_style: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_style: ReasoningStyle | None = None
 
 
 class ProfileChange(TypedDict, total=False):
     """The fields to change; an absent one is kept."""
 
     tool_style: str | None
+    reasoning_style: ReasoningStyle | None
     defaults: Mapping[str, Any]
 
 
@@ -77,6 +81,7 @@ class VersionDocument(Record):
     config: dict[str, Any] | None
     report: ReportDocument
     tool_style: str | None
+    reasoning_style: ReasoningStyle | None
     defaults: dict[str, Any]
     created_by: str | None
     created_at: UtcTime

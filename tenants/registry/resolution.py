@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.models import Adapter, AdapterAlias, AdapterVersion, AliasTarget
 from loraplex.tenants.names import ADAPTER_NAME, ALIAS_NAME
 from loraplex.tenants.registry.aliases import choose_target
-from loraplex.tenants.registry.records import WHOLE
+from loraplex.tenants.registry.records import WHOLE, ReasoningStyle
 
 PRODUCTION = "production"
 REFERENCE = re.compile(rf"({ADAPTER_NAME.strip('^$')})(?::({ALIAS_NAME.strip('^$')})|@([1-9][0-9]{{0,8}}))?")
@@ -51,6 +51,7 @@ class ResolvedAdapter:
     version: int
     digest: str
     tool_style: str | None
+    reasoning_style: ReasoningStyle | None
     defaults: Mapping[str, Any]
     created_at: datetime
     alias: str | None
@@ -154,7 +155,7 @@ class ModelResolver:
         return (
             select(
                 *(Adapter.id, Adapter.name, version.version, version.digest),
-                *(version.tool_style, version.defaults, version.created_at),
+                *(version.tool_style, version.reasoning_style, version.defaults, version.created_at),
             )
             .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
             .where(Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None))
@@ -169,6 +170,7 @@ def resolved(row: "Row[Any]", alias: str | None) -> ResolvedAdapter:
         version=row.version,
         digest=row.digest,
         tool_style=row.tool_style,
+        reasoning_style=row.reasoning_style,
         defaults=row.defaults,
         created_at=row.created_at,
         alias=alias,

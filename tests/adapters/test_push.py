@@ -43,7 +43,7 @@ from loraplex.tenants.names import check_adapter_name
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.registry import use_cases as aliases
-from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.adapters import AdapterRepository, profile_of
 from loraplex.tenants.registry.records import AdapterProfile
 from loraplex.tenants.registry.resolution import ModelResolver
 from loraplex.tenants.unit_of_work import unit_of_work
@@ -277,7 +277,8 @@ async def test_a_skipped_probe_is_in_the_audit_log_and_in_the_report(home: Home)
 
 
 async def test_a_profile_is_that_of_the_version(home: Home) -> None:
-    hermes, mistral = AdapterProfile("hermes", {"temperature": 0.2}), AdapterProfile("mistral")
+    hermes = AdapterProfile("hermes", {"temperature": 0.2}, {"start": "<plan>", "end": "</plan>"})
+    mistral = AdapterProfile("mistral")
     push = home.push.push_unprobed
     first = await push(home.tenant_id, home.request(profile=hermes, promote="never"))
     changed = await push(home.tenant_id, home.request(profile=mistral))
@@ -285,10 +286,7 @@ async def test_a_profile_is_that_of_the_version(home: Home) -> None:
     assert (await push(home.tenant_id, home.request(profile=hermes))).version == 2
     async with home.database.as_operator() as session:
         versions = await AdapterRepository(session, home.tenant_id).versions("voice")
-    assert [(each.tool_style, each.defaults) for each in versions] == [
-        ("mistral", {}),
-        ("hermes", {"temperature": 0.2}),
-    ]
+    assert [profile_of(each) for each in versions] == [mistral, hermes]
     assert [entry[0] for entry in await home.entries()].count("version.change") == 3
 
 

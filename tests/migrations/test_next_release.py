@@ -15,6 +15,8 @@ REASONS: Final[dict[str, str]] = {
     "DROP TRIGGER bump_revision ON quotas": "it is made again in the same transaction",
     "CREATE TRIGGER bump_revision BEFORE UPDATE OF": "it minds one more column, which the release before never changes",
     "CREATE TRIGGER unknown_parameters_": "it minds a column that the release before never changes",
+    "CREATE TRIGGER reasoning_style_": "it minds a column that the release before never changes",
+    "CREATE CONSTRAINT TRIGGER reasoning_style_": "it minds a column that the release before never changes",
     "CREATE POLICY owner_": "it lets the owner do more, and nobody else",
     "UPDATE api_keys k SET parent_id": "the release before does not know this column",
     "WITH RECURSIVE tree": "it sets a column that the release before does not know, and raises fences as a rebuild does",

@@ -138,6 +138,8 @@ def test_a_profile_is_free_until_the_first_alias(database_url: str) -> None:
         insert_version(connection)
         connection.execute("UPDATE adapter_versions SET tool_style = 'hermes', defaults = '{\"top_k\": 5}'")
         connection.execute("UPDATE adapter_versions SET tool_style = 'mistral'")
+        connection.execute("UPDATE adapter_versions SET reasoning_style = '{}'")
+        connection.execute("UPDATE adapter_versions SET reasoning_style = '\"think\"'")
         connection.execute(
             "INSERT INTO adapter_aliases (adapter_id, tenant_id, alias) SELECT id, tenant_id, 'production' FROM adapters"
         )
@@ -146,7 +148,10 @@ def test_a_profile_is_free_until_the_first_alias(database_url: str) -> None:
         )
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         connection.execute("DELETE FROM adapter_aliases")
-        for change in ("tool_style = 'hermes'", "defaults = '{}'", "aliased_at = NULL", "tool_style = NULL"):
+        for change in (
+            *("tool_style = 'hermes'", "defaults = '{}'", "aliased_at = NULL", "tool_style = NULL"),
+            *("reasoning_style = '{}'", "reasoning_style = NULL"),
+        ):
             with (
                 pytest.raises(psycopg.errors.IntegrityConstraintViolation, match="immutable"),
                 connection.transaction(),
@@ -155,7 +160,13 @@ def test_a_profile_is_free_until_the_first_alias(database_url: str) -> None:
         connection.execute("UPDATE adapter_versions SET state = 'deprecated', tool_style = 'mistral'")
 
 
-@pytest.mark.parametrize("change", ["tool_style = 'template'", "defaults = '[]'"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("tool_style = 'template'", "defaults = '[]'"),
+        *("reasoning_style = 'null'", "reasoning_style = '[]'", "reasoning_style = '\"base\"'"),
+    ],
+)
 def test_a_profile_outside_its_closed_set(database_url: str, change: str) -> None:
     with psycopg.connect(database_url) as connection:
         insert_version(connection)

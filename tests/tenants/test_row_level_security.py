@@ -219,6 +219,7 @@ async def test_changes_that_affect_requests_advance_the_policy_epoch(database: D
         "UPDATE adapter_versions SET state = 'quarantined'",
         "UPDATE adapter_versions SET state = 'ready'",
         "UPDATE adapter_versions SET tool_style = 'hermes' WHERE version = 2",
+        "UPDATE adapter_versions SET reasoning_style = '{}' WHERE version = 2",
         "UPDATE adapter_aliases SET generation = generation + 1",
         "DELETE FROM adapter_aliases",
         "UPDATE adapters SET deleted_at = now()",
@@ -245,6 +246,7 @@ async def test_a_version_that_no_name_refers_to_changes_no_policy(database: Data
     before = await epoch_of(database, mine)
     for change in (
         "tool_style = 'hermes'",
+        "reasoning_style = '{}'",
         "state = 'quarantined'",
         "state = 'rejected'",
         "state = 'deleting'",

@@ -115,11 +115,12 @@ async def test_a_profile_is_set_and_a_later_version_moves_nothing_if_only_the_fi
     server: ScriptedServer, push: RemotePush, folder: Path
 ) -> None:
     server.versions = 2
-    profile = AdapterProfile("hermes", {"temperature": 0.2})
+    profile = AdapterProfile("hermes", {"temperature": 0.2}, "think")
     pushed = await push.push(PushRequest(name="voice", folder=folder, promote="first", profile=profile))
     assert (pushed.version, pushed.promoted) == (3, False)
     changed = server.bodies["PATCH adapters/voice/versions/3"]
-    assert changed == {"tool_style": "hermes", "defaults": {"temperature": 0.2}}
+    expected = {"tool_style": "hermes", "reasoning_style": "think", "defaults": {"temperature": 0.2}}
+    assert changed == expected
     assert "POST adapters" not in server.calls
     assert not any(call.startswith("PUT adapters") for call in server.calls)
 

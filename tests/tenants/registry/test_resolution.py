@@ -115,16 +115,20 @@ async def test_a_profile_is_fixed_by_the_first_alias(database: Database) -> None
         version = (await add(adapters, 1)).version
         await adapters.change_profile("support", version, {"tool_style": "hermes"})
         changed = await adapters.change_profile("support", version, {"defaults": {"top_k": 5}})
-        assert profile_of(changed) == AdapterProfile("hermes", {"top_k": 5})
+        assert changed.reasoning_style is None
+        markers = {"start": "<plan>", "end": "</plan>"}
+        changed = await adapters.change_profile("support", version, {"reasoning_style": markers})
+        assert profile_of(changed) == AdapterProfile("hermes", {"top_k": 5}, markers)
         found = await ModelResolver(session, tenant_id).resolve("support@1")
         assert found is not None and (found.tool_style, found.defaults) == ("hermes", {"top_k": 5})
+        assert found.reasoning_style == markers
         await aliases.set("support", "canary", {version: 100})
         with pytest.raises(ProfileFixed, match="version 1"):
             await adapters.change_profile("support", version, {"tool_style": None})
         await add(adapters, 2)
         await aliases.set("support", "canary", {2: 100})
         with pytest.raises(ProfileFixed):
-            await adapters.change_profile("support", version, {"tool_style": None})
+            await adapters.change_profile("support", version, {"reasoning_style": None})
     async with database.as_tenant(tenant_id) as session:
         assert (await RegistryWriter(session, tenant_id).version("support", 1)).tool_style == "hermes"
         served = await ModelResolver(session, tenant_id).resolve("support:canary")
