@@ -29,8 +29,8 @@ VERSION_BYTES: Final = 1024
 class ResolvedModel:
     """`name` as the caller wrote it; `adapter` is `name@version`. All adapter fields are None for the base model.
 
-    `tool_style`, `reasoning_style` and `defaults` are the adapter version's profile: None and empty without one. `created`: when the version was
-    uploaded, in seconds of the Unix epoch.
+    `tool_style`, `reasoning_style` and `defaults` are the adapter version's profile: None and empty without one. `created`: when
+    the version was uploaded, in seconds of the Unix epoch.
     """
 
     name: str
@@ -169,6 +169,7 @@ def _model(name: str, adapter: ResolvedAdapter) -> ResolvedModel:
         adapter=f"{adapter.name}@{adapter.version}",
         digest=adapter.digest,
         tool_style=adapter.tool_style,
+        reasoning_style=adapter.reasoning_style,
         defaults=adapter.defaults,
         adapter_id=adapter.adapter_id,
         version=adapter.version,

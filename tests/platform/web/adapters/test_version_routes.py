@@ -37,11 +37,14 @@ async def test_a_profile_over_http_until_the_first_alias(start_gateway: Any, dat
     gateway = await start_gateway()
     key = await gateway.tenant("writer", ("adapters:write", "inference"))
     await upload(database, "writer")
-    response = await patch(gateway, PATH, {"tool_style": "hermes", "defaults": {"temperature": 0}}, key)
+    markers = {"start": "<plan>", "end": "</plan>"}
+    profile = {"tool_style": "hermes", "reasoning_style": markers, "defaults": {"temperature": 0}}
+    response = await patch(gateway, PATH, profile, key)
     assert response.status_code == 200
     document = response.json()
     assert (document["name"], document["version"], document["digest"]) == ("pirate", 1, DIGEST)
     assert (document["tool_style"], document["defaults"]) == ("hermes", {"temperature": 0})
+    assert document["reasoning_style"] == markers
     assert response.headers["etag"] == '"2"'
     assert (await patch(gateway, PATH, {"defaults": {}}, key)).status_code == 412
     assert (await patch(gateway, PATH, {"defaults": None}, key, 2)).json()["tool_style"] == "hermes"
@@ -51,7 +54,7 @@ async def test_a_profile_over_http_until_the_first_alias(start_gateway: Any, dat
     async with database.as_operator() as session:
         owner = await TenantRepository(session).get("writer")
         revision = (await RegistryWriter(session, owner.id).version("pirate", 1)).revision
-    late = await patch(gateway, PATH, {"tool_style": "mistral"}, key, revision)
+    late = await patch(gateway, PATH, {"reasoning_style": None}, key, revision)
     assert (late.status_code, late.json()["error"]["code"]) == (409, "conflict")
     async with httpx.AsyncClient(base_url=gateway.url) as client:
         unseen = await client.patch(PATH, headers={"authorization": f"Bearer {key}"}, json={})
@@ -62,14 +65,16 @@ async def test_the_profile_reaches_the_request(start_gateway: Any, database: Dat
     gateway = await start_gateway()
     key = await gateway.tenant("writer", ("tenant:admin",))
     await upload(database, "writer")
-    await patch(gateway, PATH, {"tool_style": "llama3", "defaults": {"top_k": 7}}, key)
+    defaults = {"top_k": 7, "thinking_token_budget": 64, "reasoning_effort": "low"}
+    profile = {"tool_style": "llama3", "reasoning_style": "think", "defaults": defaults}
+    await patch(gateway, PATH, profile, key)
     dependencies: Any = SimpleNamespace(served_model_name="base", database=database, config=ServingConfig())
     models = KnownModels(dependencies)
     caller = await Authenticator(database, 0).authenticate([f"Bearer {key}"])
     model = await models.read(caller, "pirate@1")
-    assert (model.tool_style, model.defaults) == ("llama3", {"top_k": 7})
+    assert (model.tool_style, model.reasoning_style, model.defaults) == ("llama3", "think", defaults)
     base = await models.read(caller, "base")
-    assert (base.tool_style, base.defaults) == (None, {})
+    assert (base.tool_style, base.reasoning_style, base.defaults) == (None, None, {})
 
 
 async def test_resources_of_another_tenant_do_not_exist(start_gateway: Any, database: Database) -> None:
@@ -101,6 +106,7 @@ async def test_bad_bodies(tenant: ManagedTenant) -> None:
         ({"defaults": {"seed": 1}}, "unknown_parameter", "defaults.seed"),
         ({"defaults": {"temperature": 3}}, "invalid_value", "defaults.temperature"),
         ({"tool_style": "jinja"}, "invalid_value", "tool_style"),
+        ({"reasoning_style": {"start": "<a>", "end": "<a>"}}, "invalid_value", "reasoning_style"),
         (b"[]", "invalid_json", None),
     ]
     for body, code, param in cases:

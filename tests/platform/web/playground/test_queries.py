@@ -37,7 +37,7 @@ async def tenant_with_pirate(database: Database, name: str) -> UUID:
                 rank=8,
                 config={},
                 report={},
-                profile=AdapterProfile(tool_style="hermes", defaults={"temperature": 0.2}),
+                profile=AdapterProfile("hermes", {"temperature": 0.2}, "think"),
             )
         await aliases.set("pirate", "production", {1: 100})
         await aliases.set("pirate", "canary", {1: 10, 2: 90})
@@ -62,6 +62,7 @@ async def test_a_tenant_sees_its_own_models_with_the_prices_that_it_pays(databas
     assert [each.kind for each in models.values()] == ["alias", "alias", "version", "version", "base"]
     assert models["pirate"].digest == "a" * 64 and models["pirate:canary"].digest == "b" * 64
     assert models["pirate@2"].tool_style == "hermes" and models["pirate@2"].defaults == {"temperature": 0.2}
+    assert (models["pirate@2"].reasoning_style, models["base"].reasoning_style) == ("think", None)
     assert models["pirate@1"].price == FOR_PIRATE and models["base"].price == FOR_ALL
     assert {each.currency for each in models.values()} == {"USD"}
     assert (await models_of(database, other))["pirate"].price == FOR_ALL
