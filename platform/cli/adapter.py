@@ -33,7 +33,7 @@ from loraplex.platform.errors import GatewayError
 from loraplex.platform.parameters.adapter_profile import read_profile_change
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 from loraplex.tenants.administration import adapters, versions
-from loraplex.tenants.models import TOOL_STYLES
+from loraplex.tenants.models import REASONING_STYLES, TOOL_STYLES
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry import use_cases as aliases
 from loraplex.tenants.registry.adapters import AdapterRepository
@@ -43,28 +43,43 @@ from loraplex.tenants.registry.records import (
     AdapterProfile,
     AliasDocument,
     ProfileChange,
+    ReasoningStyle,
     VersionDocument,
 )
 
 NO_STYLE = "none"
+BASE_STYLE = "base"
 BODY_LIMITS = BodyLimits(max_bytes=4096, max_depth=2, max_values=100)
 
 ToolStyle = Annotated[
     str | None,
     typer.Option("--tool-style", help=f"{', '.join(TOOL_STYLES)}, or {NO_STYLE}: that of the base model."),
 ]
+ReasoningStyleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reasoning-style",
+        help=f"{', '.join(REASONING_STYLES)}, START,END: own markers, or {BASE_STYLE}: that of the base model.",
+    ),
+]
 Defaults = Annotated[
     str | None,
-    typer.Option("--defaults", help="Sampling defaults as JSON, for example '{\"temperature\": 0.2}'."),
+    typer.Option("--defaults", help="Defaults of parameters as JSON, for example '{\"temperature\": 0.2}'."),
 ]
 
 
-def profile_change(tool_style: str | None, defaults: str | None) -> ProfileChange:
+def profile_change(
+    tool_style: str | None, reasoning_style: str | None, defaults: str | None
+) -> ProfileChange:
     """The profile change of the given options. Raises `typer.BadParameter`."""
     body: dict[str, object] = {}
     try:
         if tool_style is not None:
             body["tool_style"] = None if tool_style == NO_STYLE else tool_style
+        if reasoning_style is not None:
+            start, comma, end = reasoning_style.partition(",")
+            style = {"start": start, "end": end} if comma else reasoning_style
+            body["reasoning_style"] = None if style == BASE_STYLE else style
         if defaults is not None:
             body["defaults"] = parse_object(defaults.encode(), BODY_LIMITS)
         return read_profile_change(body)
@@ -101,7 +116,9 @@ Promote = Annotated[
     bool, typer.Option(help="Move the alias `production` to this version. The first version always gets it.")
 ]
 NoAlias = Annotated[bool, typer.Option("--no-alias", help="Move no alias, not even for the first version.")]
-VERSION_COLUMNS: Final = ("version", "state", "rank", "bytes", "aliases", "tool style", "defaults", "digest")
+VERSION_COLUMNS: Final = (
+    *("version", "state", "rank", "bytes", "aliases", "tool style", "reasoning", "defaults", "digest"),
+)
 
 
 @app.command()
@@ -116,6 +133,7 @@ def push(
     promote: Promote = True,
     no_alias: NoAlias = False,
     tool_style: ToolStyle = None,
+    reasoning_style: ReasoningStyleOption = None,
     defaults: Defaults = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -125,7 +143,7 @@ def push(
     The server is the one that runs on this data directory, or the one at --url. Without a server the files are validated here, and
     the next start probes them.
     """
-    change = profile_change(tool_style, defaults)
+    change = profile_change(tool_style, reasoning_style, defaults)
     promotion: Promotion = "never" if no_alias else "always" if promote else "first"
     profile = AdapterProfile(**change) if change else None
     request = PushRequest(name=name, folder=folder, promote=promotion, profile=profile)
@@ -185,7 +203,7 @@ def show(name: Name, tenant: Tenant, data_dir: DataDir = None, as_json: AsJson =
         aliases = [alias for alias, number in document["aliases"].items() if number == version["version"]]
         cells = [version[key] for key in ("version", "state", "rank", "size_bytes")]
         defaults = json.dumps(version["defaults"]) if version["defaults"] else "-"
-        profile = (version["tool_style"] or "-", defaults)
+        profile = (version["tool_style"] or "-", _style_text(version["reasoning_style"]), defaults)
         table.add_row(*map(str, cells), ", ".join(aliases), *profile, version["digest"])
     _print(document, as_json, table)
 
@@ -196,12 +214,13 @@ def profile(
     version: Annotated[int, typer.Argument(min=1, help="A version that never had an alias.")],
     tenant: Tenant,
     tool_style: ToolStyle = None,
+    reasoning_style: ReasoningStyleOption = None,
     defaults: Defaults = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a version's tool style and sampling defaults, or change them before its first alias."""
-    change = profile_change(tool_style, defaults)
+    """Show a version's styles and defaults of parameters, or change them before its first alias."""
+    change = profile_change(tool_style, reasoning_style, defaults)
 
     async def run(command: TenantCommand) -> VersionDocument:
         if change:
@@ -211,8 +230,10 @@ def profile(
             return await queries.version(session, command.tenant_id, name, version)
 
     record = _run_on(tenant, data_dir, run, as_json)
-    document = {"tool_style": record.tool_style, "defaults": record.defaults}
-    text = f"{escape(name)}@{version}: tool style {record.tool_style or '-'}, defaults {json.dumps(record.defaults)}"
+    styles = {"tool_style": record.tool_style, "reasoning_style": record.reasoning_style}
+    document = {**styles, "defaults": record.defaults}
+    style = f"tool style {record.tool_style or '-'}, reasoning style {_style_text(record.reasoning_style)}"
+    text = f"{escape(name)}@{version}: {style}, defaults {json.dumps(record.defaults)}"
     _print({"name": name, "version": version} | document, as_json, text)
 
 
@@ -355,6 +376,7 @@ async def _adapter_document(session: AsyncSession, command: TenantCommand, name:
                 "rank": version.rank,
                 "size_bytes": version.size_bytes,
                 "tool_style": version.tool_style,
+                "reasoning_style": version.reasoning_style,
                 "defaults": version.defaults,
                 "created_at": version.created_at.isoformat(),
                 "report": version.report,
@@ -362,6 +384,12 @@ async def _adapter_document(session: AsyncSession, command: TenantCommand, name:
             for version in records
         ],
     }
+
+
+def _style_text(style: ReasoningStyle | None) -> str:
+    """Write a reasoning style as its option has it."""
+    text = f"{style['start']},{style['end']}" if isinstance(style, dict) else style
+    return escape(text or "-")
 
 
 def _explain_waiting(pushed: PushedVersion) -> None:

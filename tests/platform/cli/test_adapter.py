@@ -111,25 +111,27 @@ def test_a_profile_before_and_after_the_first_alias(home: Path, model: Path) -> 
     push = ["push", folder, "--name", "voice", "--model", str(model), "--no-probe"]
     assert run_json(home, *push, "--no-alias")["promoted"] is False
     assert run_json(home, "show", "voice")["aliases"] == {}
-    changed = run_json(
-        home, "profile", "voice", "1", "--tool-style", "hermes", "--defaults", '{"temperature": 0.2}'
-    )
+    options = ("--tool-style", "hermes", "--reasoning-style", "[plan],[/plan]")
+    changed = run_json(home, "profile", "voice", "1", *options, "--defaults", '{"temperature": 0.2}')
     assert changed == {
         "name": "voice",
         "version": 1,
         "tool_style": "hermes",
+        "reasoning_style": {"start": "[plan]", "end": "[/plan]"},
         "defaults": {"temperature": 0.2},
     }
     run_json(home, "alias", "voice", "production", "1")
     assert run_json(home, "profile", "voice", "1") == changed
-    refused = run(home, "profile", "voice", "1", "--tool-style", "none")
-    assert refused.exit_code == 1 and "has had an alias" in refused.output
-    pushed = run_json(home, *push, "--tool-style", "mistral", "--defaults", "{}")
+    assert "[plan],[/plan]" in run(home, "profile", "voice", "1").stdout
+    for option, style in (("--tool-style", "none"), ("--reasoning-style", "base")):
+        refused = run(home, "profile", "voice", "1", option, style)
+        assert refused.exit_code == 1 and "has had an alias" in refused.output
+    pushed = run_json(home, *push, "--tool-style", "mistral", "--reasoning-style", "none", "--defaults", "{}")
     assert (pushed["version"], pushed["promoted"]) == (2, True)
     shown = run_json(home, "show", "voice")["versions"]
-    assert [(each["tool_style"], each["defaults"]) for each in shown] == [
-        ("hermes", {"temperature": 0.2}),
-        ("mistral", {}),
+    assert [(each["tool_style"], each["reasoning_style"], each["defaults"]) for each in shown] == [
+        ("hermes", {"start": "[plan]", "end": "[/plan]"}, {"temperature": 0.2}),
+        ("mistral", "none", {}),
     ]
     assert "mistral" in run(home, "show", "voice").stdout
 
@@ -138,6 +140,8 @@ def test_a_profile_before_and_after_the_first_alias(home: Path, model: Path) -> 
     ("options", "message"),
     [
         (["--tool-style", "jinja"], "tool_style"),
+        (["--reasoning-style", "jinja"], "reasoning_style"),
+        (["--reasoning-style", "<a>,<a>"], "one marker contains the other"),
         (["--defaults", '{"temperature": 9}'], "defaults.temperature"),
         (["--defaults", '{"chat_template": "x"}'], "defaults.chat_template"),
         (["--defaults", "[]"], "JSON object"),
