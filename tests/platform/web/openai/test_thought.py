@@ -160,7 +160,7 @@ async def test_a_profile_has_a_style_and_a_budget_of_its_own(start_gateway: Any,
         profile = AdapterProfile(
             reasoning_style=style, defaults={} if style == "none" else {"thinking_token_budget": 7}
         )
-        await gateway.adapter("acme", name, name[0] * 64, profile)
+        await gateway.adapter("acme", name, ("a" if name == "own" else "b") * 64, profile)
     plain, request = await answers(gateway, model="plain")
     assert plain.choices[0].message.content == "hm[/T]Hi" and request.grammar is None
     own, request = await answers(gateway, model="own")
