@@ -18,7 +18,6 @@ from loraplex.tenants.billing.price_book import load_table
 from loraplex.tenants.billing.price_table import PriceTable
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.errors import PriceMissing
-from loraplex.tenants.registry.records import ReasoningStyle
 from loraplex.tenants.registry.resolution import ModelResolver, ResolvedAdapter
 
 MAX_ALIASES: Final = 100
@@ -27,7 +26,7 @@ SAFE_INTEGER: Final = 2**53 - 1
 """The largest whole number up to which a script computes exactly."""
 FIRST: Final = ("temperature", "top_p", "max_tokens", "seed")
 FURTHER: Final = (
-    *("top_k", "min_p", "min_tokens"),
+    *("top_k", "min_p", "min_tokens", "thinking_token_budget"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 STEPS: Final = 20
@@ -45,7 +44,6 @@ class PlaygroundModel:
     kind: Literal["alias", "version", "base"]
     digest: str | None = None
     tool_style: str | None = None
-    reasoning_style: ReasoningStyle | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     currency: str
     price: Price | None
@@ -108,7 +106,6 @@ def _adapter_model(found: ResolvedAdapter, prices: _Prices) -> PlaygroundModel:
         kind="version" if found.alias is None else "alias",
         digest=found.digest,
         tool_style=found.tool_style,
-        reasoning_style=found.reasoning_style,
         defaults=found.defaults,
         currency=prices.currency,
         price=prices.of(found.name),

@@ -55,8 +55,9 @@ function answered(answer) {
     type: "function",
     function: { name, arguments: text },
   }));
-  if (calls.length) return [{ role: "assistant", content: answer.text || null, tool_calls: calls }];
-  return answer.text ? [{ role: "assistant", content: answer.text }] : [];
+  const thought = answer.thought ? { reasoning: answer.thought } : {};
+  if (calls.length) return [{ role: "assistant", content: answer.text || null, ...thought, tool_calls: calls }];
+  return answer.text ? [{ role: "assistant", content: answer.text, ...thought }] : [];
 }
 
 /** @param {ResultsTurn} turn @param {number} column */

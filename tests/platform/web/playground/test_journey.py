@@ -86,3 +86,20 @@ async def test_a_tool_is_called_its_result_returned_and_an_answer_stopped(
     assert body["model"] == "pirate@1" and body["messages"][-1] == {"role": "user", "content": "Again?"}
     roles = [each["role"] for each in body["messages"]]
     assert roles == ["user", "assistant", "tool", "assistant", "user", "assistant", "user"]
+
+
+async def test_thought_stands_above_the_answer_and_goes_into_the_next_turn(
+    console: Console, page: Page
+) -> None:
+    engine, answers = console.engine, page.locator("article.msg")
+    engine.script = FakeScript(answers=(("<think>", f"Is it {HOSTILE}?", "</think>", "\n\n17:25"),))
+    for text in ("When?", "Sure?"):
+        await page.get_by_label("Message", exact=True).fill(text)
+        await page.get_by_role("button", name="Send to both").click()
+        await expect(page.locator("#send")).to_be_enabled()
+    thinking = answers.nth(1)
+    await expect(thinking.locator("[data-slot=thought]")).to_have_text(f"Is it {HOSTILE}?")
+    await expect(thinking.locator("[data-slot=text]")).to_have_text("17:25")
+    await accessible(page)
+    await page.get_by_role("button", name="Copy as curl or Python").click()
+    assert json.dumps(f"Is it {HOSTILE}?") in await page.locator("#as-curl").inner_text()

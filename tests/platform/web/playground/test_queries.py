@@ -62,7 +62,6 @@ async def test_a_tenant_sees_its_own_models_with_the_prices_that_it_pays(databas
     assert [each.kind for each in models.values()] == ["alias", "alias", "version", "version", "base"]
     assert models["pirate"].digest == "a" * 64 and models["pirate:canary"].digest == "b" * 64
     assert models["pirate@2"].tool_style == "hermes" and models["pirate@2"].defaults == {"temperature": 0.2}
-    assert (models["pirate@2"].reasoning_style, models["base"].reasoning_style) == ("think", None)
     assert models["pirate@1"].price == FOR_PIRATE and models["base"].price == FOR_ALL
     assert {each.currency for each in models.values()} == {"USD"}
     assert (await models_of(database, other))["pirate"].price == FOR_ALL

@@ -24,6 +24,9 @@ export function isWhole(call) {
 /** @param {HTMLElement} card @param {Answer} answer @param {boolean} isRunning */
 export function draw(card, answer, isRunning) {
   slot(card, "state").replaceChildren(...chips(answer, isRunning));
+  slot(card, "thinking").hidden = !answer.thought;
+  slot(card, "thought").textContent = answer.thought;
+  slot(card, "thought-tokens").textContent = answer.usage ? `${answer.usage.reasoning.toLocaleString("en")} tokens` : "";
   slot(card, "text").textContent = answer.text;
   slot(card, "text").hidden = !answer.text && !isRunning;
   if (isRunning) slot(card, "text").append(made("t-caret"));

@@ -3,10 +3,11 @@
  * Nothing here touches the page.
  *
  * @typedef {{id: string, name: string, arguments: string}} Call
- * @typedef {{prompt: number, cached: number, completion: number}} Usage
+ * @typedef {{prompt: number, cached: number, completion: number, reasoning: number}} Usage
  * @typedef {{status: number | null, code: string, message: string, param: string | null, retryAfterS: number | null}} Failure
  * @typedef {object} Answer
  * @property {string} model the name that was asked for
+ * @property {string} thought what the model wrote before its answer
  * @property {string} text
  * @property {Call[]} calls
  * @property {string | null} finish why it ended; null while it runs, or where it did not end by itself
@@ -85,6 +86,7 @@ export function newAnswer(body) {
   return {
     model: body.model,
     isFormed: Boolean(body.response_format),
+    thought: "",
     text: "",
     calls: [],
     finish: null,
@@ -187,7 +189,7 @@ async function readStream(answer, response, clock, changed) {
     const chunk = JSON.parse(event.data);
     if (event.name === "error") throw new Refused(failureIn(chunk, null, null), response);
     const delta = chunk.choices[0]?.delta ?? {};
-    if (delta.content || delta.tool_calls) clock.tick();
+    if (delta.content || delta.reasoning || delta.tool_calls) clock.tick();
     addDelta(answer, delta);
     answer.finish = chunk.choices[0]?.finish_reason ?? answer.finish;
     if (chunk.usage) answer.usage = usageOf(chunk.usage);
@@ -197,6 +199,7 @@ async function readStream(answer, response, clock, changed) {
 
 /** @param {Answer} answer @param {any} delta */
 function addDelta(answer, delta) {
+  answer.thought += delta.reasoning ?? "";
   answer.text += delta.content ?? "";
   for (const part of delta.tool_calls ?? []) {
     const call = (answer.calls[part.index] ??= { id: "", name: "", arguments: "" });
@@ -210,7 +213,7 @@ function addDelta(answer, delta) {
 function readWhole(answer, whole) {
   const { message, finish_reason } = whole.choices[0];
   const calls = (message.tool_calls ?? []).map((/** @type {any} */ call, /** @type {number} */ index) => ({ ...call, index }));
-  addDelta(answer, { content: message.content, tool_calls: calls });
+  addDelta(answer, { ...message, tool_calls: calls });
   answer.finish = finish_reason;
   answer.usage = usageOf(whole.usage);
 }
@@ -221,6 +224,7 @@ function usageOf(usage) {
     prompt: usage.prompt_tokens,
     cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
     completion: usage.completion_tokens,
+    reasoning: usage.completion_tokens_details?.reasoning_tokens ?? 0,
   };
 }
 
