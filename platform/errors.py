@@ -5,6 +5,7 @@ GatewayError
 │   ├── MissingParameter
 │   ├── UnknownParameter      a name that is not in the closed table
 │   ├── UnsupportedParameter  a known name whose feature this server does not offer
+│   ├── UnsupportedTool       a tool that only the host of another API runs
 │   └── ContextTooLong        prompt and completion do not fit the model's context
 ├── InvalidBody               not JSON, not an object, too deep, too many values, not finite
 ├── BodyTooLarge
@@ -86,8 +87,24 @@ class UnsupportedParameter(InvalidParameter):
     pass
 
 
-class ContextTooLong(InvalidParameter):
+class UnsupportedTool(InvalidParameter):
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSizes:
+    """Tokens that do not fit together: `prompt` may be less than the true size, when that alone is too much."""
+
+    model: str
+    context: int
+    prompt: int
+    completion: int
+
+
+class ContextTooLong(InvalidParameter):
+    def __init__(self, message: str, param: str, sizes: ContextSizes | None = None) -> None:
+        super().__init__(message, param)
+        self.sizes = sizes
 
 
 class InvalidBody(GatewayError):
@@ -206,6 +223,7 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     MissingParameter: ErrorRow(400, _INVALID, "missing_required_parameter"),
     UnknownParameter: ErrorRow(400, _INVALID, "unknown_parameter"),
     UnsupportedParameter: ErrorRow(400, _INVALID, "unsupported_parameter"),
+    UnsupportedTool: ErrorRow(400, _INVALID, "unsupported_tool"),
     ContextTooLong: ErrorRow(400, _INVALID, "context_length_exceeded"),
     InvalidBody: ErrorRow(400, _INVALID, "invalid_json"),
     BodyTooLarge: ErrorRow(413, _INVALID, "request_too_large"),

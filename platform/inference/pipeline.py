@@ -23,6 +23,7 @@ from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.auth.failure_buckets import BURST, FailureBuckets
 from loraplex.platform.errors import (
+    ContextSizes,
     ContextTooLong,
     EngineFailed,
     InvalidParameter,
@@ -119,11 +120,13 @@ class InferencePipeline:
             raise TooManyFailedChecks(
                 f"More than {BURST} schemas or grammars of this tenant were refused in a minute; the next one is checked in a second."
             )
+        headers = dict(context.headers)
         while True:
             try:
                 return await self._begin(context, values, constraints, arrival)
             except PolicyMoved:
                 context.headers.clear()
+                context.headers.update(headers)
             except (GrammarRefused, EngineFailed) as error:
                 if isinstance(error, GrammarRefused) or error.code == GrammarFailed.code:
                     self._failed_checks.take(tenant_id)
@@ -480,6 +483,7 @@ class InferencePipeline:
             raise ContextTooLong(
                 overflow_message(context, tokens, requested, _prompt_name(values), bound),
                 _prompt_name(values),
+                ContextSizes(values.model, context, tokens, requested),
             )
         return context - tokens
 

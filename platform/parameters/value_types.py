@@ -145,10 +145,14 @@ class AnyText(Kind):
 class Identifier(Kind):
     """A name as the OpenAI API allows it for functions and schemas."""
 
-    allowed = f"1..{MAX_IDENTIFIER} characters of a-z, A-Z, 0-9, _ and -"
+    max_length: int = MAX_IDENTIFIER
+
+    @property
+    def allowed(self) -> str:
+        return f"1..{self.max_length} characters of a-z, A-Z, 0-9, _ and -"
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        schema = core_schema.str_schema(strict=True, pattern=_IDENTIFIER, max_length=MAX_IDENTIFIER)
+        schema = core_schema.str_schema(strict=True, pattern=_IDENTIFIER, max_length=self.max_length)
         return checked(schema, self.allowed)
 
 
@@ -185,13 +189,20 @@ class ListOf(Kind):
 
 
 @dataclass(frozen=True)
-class JsonSchemaObject(Kind):
-    """A JSON schema. It is analysed elsewhere, in another process."""
+class AnyObject(Kind):
+    """An object of any members."""
 
-    allowed = "a JSON schema as an object"
+    allowed = "an object"
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         return checked(core_schema.dict_schema(strict=True), self.allowed)
+
+
+@dataclass(frozen=True)
+class JsonSchemaObject(AnyObject):
+    """A JSON schema. It is analysed elsewhere, in another process."""
+
+    allowed = "a JSON schema as an object"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,43 @@
+"""Tools that only the host of another API can run, such as a web search: refused, or left out aloud at the client's wish.
+
+Invariant: such a tool is never left out unless the request's header says so, and the response's header then names it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from loraplex.platform.errors import InvalidParameter, UnsupportedTool
+
+HEADER: Final = "x-loraplex-unsupported-tools"
+IGNORE: Final = "ignore"
+IGNORED_HEADER: Final = "x-loraplex-ignored"
+MAX_TYPE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class HostTool:
+    """A tool of another API's host. `type`: by which a client asks for it, at most `MAX_TYPE` characters."""
+
+    type: str
+
+
+def leave_out(
+    tools: Sequence[tuple[str, HostTool]], headers: Mapping[str, str], response_headers: dict[str, str]
+) -> None:
+    """Name the tools in `response_headers` if `headers` ask to ignore them. `tools`: each with its place, such as `tools[4]`.
+
+    Raises `UnsupportedTool` for the first one, and `InvalidParameter` for another value of the header.
+    """
+    wanted = headers.get(HEADER)
+    if wanted not in (None, IGNORE):
+        raise InvalidParameter(f"The header `{HEADER}` must be absent or `{IGNORE}`.", param=HEADER)
+    if tools and wanted is None:
+        place, tool = tools[0]
+        raise UnsupportedTool(
+            f"`{place}` is a tool of type {tool.type!r}, which this server does not run; leave it out, "
+            f"or send the header `{HEADER}: {IGNORE}`.",
+            param=place,
+        )
+    if tools:
+        response_headers[IGNORED_HEADER] = ", ".join(place for place, _ in tools)
