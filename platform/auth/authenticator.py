@@ -19,6 +19,7 @@ from starlette.requests import Request
 from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.auth.failure_buckets import FailureBuckets
 from loraplex.platform.auth.key_cache import KeyCache, Lookup
+from loraplex.platform.auth.presented_keys import authorizations
 from loraplex.platform.errors import (
     AddressNotAllowed,
     InsufficientScope,
@@ -115,15 +116,22 @@ class Authenticator:
         self._shared = SingleFlight[AuthenticatedKey | None]()
 
     async def authorize(
-        self, request: Request, scope: str | None = None, *, cached: bool = False, known: bool = False
+        self,
+        request: Request,
+        scope: str | None = None,
+        *,
+        cached: bool = False,
+        known: bool = False,
+        either: bool = False,
     ) -> Caller:
-        """Accept a tenant's key with `scope`; with None any key of a tenant.
+        """Accept a tenant's key with `scope`; with None any key of a tenant. `either`: `x-api-key` may have it, too.
 
         It writes the tenant into the request's state, without which no JSON body is read; `authorize_operator` writes None.
         Both write begin and end of the authentication, on the monotonic clock, as `auth_span`.
         """
-        headers, address = request.headers.getlist("authorization"), self._addresses.of(request)
+        address = self._addresses.of(request)
         with _Timed(request):
+            headers = authorizations(request.headers) if either else request.headers.getlist("authorization")
             caller = await self.authenticate(headers, address, cached=cached, known=known)
         request.state.tenant_id = caller.tenant_id
         return check_scope(caller, scope)

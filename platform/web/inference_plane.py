@@ -120,7 +120,9 @@ class InferencePlane:
 
     async def authorize(self, request: Request, *, cached: bool) -> Caller:
         """Return the caller. With `cached`, admission refuses a request whose key is outdated; without, the key is looked up."""
-        return await self._authenticator.authorize(request, INFERENCE, cached=cached, known=True)
+        return await self._authenticator.authorize(
+            request, INFERENCE, cached=cached, known=True, either=True
+        )
 
     async def read_model(self, request: Request, caller: Caller, name: str) -> ResolvedModel:
         """Return the model of this name, which the response's headers tell. Raises `ModelNotFound`."""
