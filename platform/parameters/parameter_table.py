@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeAlias, overload
 
 from pydantic.fields import FieldInfo
 
+from loraplex.platform.parameters.messages_request import CountTokensRequest, MessagesRequest
 from loraplex.platform.parameters.request_models import (
     ChatRequest,
     CompletionRequest,
@@ -20,13 +21,15 @@ from loraplex.platform.parameters.request_models import (
 from loraplex.platform.parameters.request_object import default_of, kind_of, read_object
 from loraplex.platform.parameters.value_types import Kind
 
-Endpoint: TypeAlias = Literal["chat", "completions", "tokenize", "detokenize"]
+Endpoint: TypeAlias = Literal["chat", "completions", "tokenize", "detokenize", "messages", "count_tokens"]
 
 MODELS: Final[Mapping[Endpoint, type[ModelRequest]]] = {
     "chat": ChatRequest,
     "completions": CompletionRequest,
     "tokenize": TokenizeRequest,
     "detokenize": DetokenizeRequest,
+    "messages": MessagesRequest,
+    "count_tokens": CountTokensRequest,
 }
 
 
@@ -50,6 +53,10 @@ def read_parameters(endpoint: Literal["completions"], body: Mapping[str, object]
 def read_parameters(endpoint: Literal["tokenize"], body: Mapping[str, object]) -> TokenizeRequest: ...
 @overload
 def read_parameters(endpoint: Literal["detokenize"], body: Mapping[str, object]) -> DetokenizeRequest: ...
+@overload
+def read_parameters(endpoint: Literal["messages"], body: Mapping[str, object]) -> MessagesRequest: ...
+@overload
+def read_parameters(endpoint: Literal["count_tokens"], body: Mapping[str, object]) -> CountTokensRequest: ...
 def read_parameters(endpoint: Endpoint, body: Mapping[str, object]) -> ModelRequest:
     """Return every parameter of the endpoint with its checked value or default. Raises `InvalidParameter`."""
     return read_object(MODELS[endpoint], body)

@@ -19,7 +19,7 @@ from loraplex.platform.error_boundary import ErrorBoundary
 from loraplex.platform.errors import ClientError, ErrorRow, GatewayError, describe
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.rate_limit_headers import LEVEL_HEADER, LIMIT_HEADER, RETRY_HEADER
-from loraplex.platform.observability.request_id import RequestIds, request_id_of
+from loraplex.platform.observability.request_id import HEADER, RequestIds, request_id_of
 from loraplex.platform.observability.request_record import (
     ObservedRequests,
     RequestObserver,
@@ -27,6 +27,8 @@ from loraplex.platform.observability.request_record import (
 )
 from loraplex.platform.web import operator_plane, tenant_plane
 from loraplex.platform.web.adapters.upload_receiver import UploadReceiver
+from loraplex.platform.web.anthropic import routes as anthropic
+from loraplex.platform.web.anthropic.errors import client_headers, described, error_document, is_anthropic
 from loraplex.platform.web.inference_plane import InferencePlane
 from loraplex.platform.web.openai import routes as openai
 from loraplex.platform.web.openai.missing_endpoints import instead_of
@@ -66,6 +68,7 @@ def create_app(
     app.state.body_budget = BodyBudget(dependencies.config.max_buffered_body_bytes)
     app.state.inference = InferencePlane(dependencies, authenticator)
     app.include_router(openai.router)
+    app.include_router(anthropic.router)
     app.state.planes = planes = Planes(dependencies, authenticator)
     app.state.upload_receiver = UploadReceiver(dependencies.uploads.in_turns(planes.runner.slot))
     app.include_router(tenant_plane.router)
@@ -79,7 +82,7 @@ def create_app(
     app.add_middleware(HeadRequests)
     around = partial(_around, observers=observers, origins=dependencies.config.allowed_origins)
     app.add_middleware(around)
-    app.direct = DirectRoutes(openai.DIRECT, around)
+    app.direct = DirectRoutes(openai.DIRECT | anthropic.DIRECT, around)
     return app
 
 
@@ -92,7 +95,7 @@ def _around(app: ASGIApp, observers: Sequence[RequestObserver], origins: Sequenc
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    client_error = describe(error)
+    client_error = described(error) if is_anthropic(request) else describe(error)
     request_record_of(request.scope).error_code = client_error.row.code
     if client_error.row.is_logged:
         LOG.error(
@@ -101,7 +104,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
             code=client_error.row.code,
             exc_info=error,
         )
-    return error_response(client_error)
+    return error_response(request, client_error)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -113,12 +116,16 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     path = request.scope["path"]
     instead = instead_of(path) if status == 404 else None
     message = f"{request.method} {path[:200]}: {code.replace('_', ' ')}"
-    return error_response(ClientError(row, f"{message}; {instead}" if instead else message))
+    return error_response(request, ClientError(row, f"{message}; {instead}" if instead else message))
 
 
-def error_response(error: ClientError) -> Response:
-    """Build the JSON response to an error that occurred before the first byte of a response."""
-    headers = {}
+def error_response(request: Request, error: ClientError) -> Response:
+    """Build the JSON response to an error that occurred before the first byte of a response, in the shape of its path."""
+    headers, document = {}, error.body()
+    if is_anthropic(request):
+        request_id = request_id_of(request.scope)
+        headers = client_headers(request.headers, {HEADER: request_id})
+        document = error_document(error, request_id)
     if error.row.retry_after_s is not None:
         headers["retry-after"] = str(error.row.retry_after_s)
     if error.row.status == 401:
@@ -127,5 +134,5 @@ def error_response(error: ClientError) -> Response:
         headers[LIMIT_HEADER], headers[LEVEL_HEADER] = error.limit
     if not error.row.repeatable:
         headers[RETRY_HEADER] = "false"
-    content = msgspec.json.encode(error.body())
+    content = msgspec.json.encode(document)
     return Response(content, error.row.status, headers=headers, media_type="application/json")

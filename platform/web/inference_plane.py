@@ -120,9 +120,7 @@ class InferencePlane:
 
     async def authorize(self, request: Request, *, cached: bool) -> Caller:
         """Return the caller. With `cached`, admission refuses a request whose key is outdated; without, the key is looked up."""
-        return await self._authenticator.authorize(
-            request, INFERENCE, cached=cached, known=True, either=True
-        )
+        return await self._authenticator.authorize(request, INFERENCE, cached=cached, known=True, either=True)
 
     async def read_model(self, request: Request, caller: Caller, name: str) -> ResolvedModel:
         """Return the model of this name, which the response's headers tell. Raises `ModelNotFound`."""
@@ -176,7 +174,7 @@ class InferencePlane:
         with body_lease(request) as lease:
             read = partial(read_reporting, dialect.body)
             body, context.unknown = await self.read_body(request, context.caller, read, lease)
-            of_dialect = self.dialect_context(request, context)
+            of_dialect = self.dialect_context(request, context.caller)
             values = dialect.read(body, of_dialect)
             response = dialect.respond(body, of_dialect)
             context.record.call = _call(dialect.operation, response.id, values)
@@ -189,12 +187,12 @@ class InferencePlane:
         stall_s = self.dependencies.config.reader_stall_s
         return EventStream(generation, response.chunks(generation), generation.headers(), stall_s)
 
-    def dialect_context(self, request: Request, context: RequestContext) -> DialectContext:
+    def dialect_context(self, request: Request, caller: Caller) -> DialectContext:
         """Return what a dialect needs besides the body."""
         return DialectContext(
             request_headers=request.headers,
-            response_headers=context.headers,
-            seal=ThoughtSeal(self.dependencies.derive_key, context.caller.tenant_id),
+            response_headers=response_headers_of(request.scope),
+            seal=ThoughtSeal(self.dependencies.derive_key, caller.tenant_id),
             text=self.dependencies.token_text,
         )
 

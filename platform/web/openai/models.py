@@ -1,4 +1,4 @@
-"""`/v1/models`: the base model and the adapters that the caller may use."""
+"""`/v1/models`: the base model and the adapters that the caller may use, also in the shape for clients of Anthropic."""
 
 from typing import Annotated
 
@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.inference.model_resolution import ResolvedModel
+from loraplex.platform.web.anthropic.models import asks_for_model_info, model_info, model_page
 from loraplex.platform.web.inference_plane import InferencePlane, json_response, plane_of, requires_inference
 from loraplex.platform.web.openai.response_models import ModelCard, ModelList, encoded
 from loraplex.platform.web.responses import documented
@@ -19,6 +20,9 @@ async def models(request: Request, caller: Annotated[Caller, requires_inference(
     plane = plane_of(request)
     async with plane.transactions.slot(caller.tenant_id):
         found = await plane.pipeline.models.list(caller)
+    if asks_for_model_info(request):
+        page = model_page(request, [model_info(plane, each) for each in found])
+        return json_response(page.model_dump_json().encode())
     cards = [_card(plane, each) for each in found]
     return json_response(encoded(ModelList(object="list", data=cards)))
 
@@ -28,6 +32,8 @@ async def one_model(name: str, request: Request, caller: Annotated[Caller, requi
     plane = plane_of(request)
     async with plane.transactions.slot(caller.tenant_id):
         found = await plane.pipeline.models.read(caller, name)
+    if asks_for_model_info(request):
+        return json_response(model_info(plane, found).model_dump_json().encode(), found.headers())
     return json_response(encoded(_card(plane, found)), found.headers())
 
 

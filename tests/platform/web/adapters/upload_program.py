@@ -40,7 +40,7 @@ from loraplex.tenants.registry.uploads import DeclaredFile
 
 
 async def on_error(request: Request, error: Exception) -> Response:
-    return error_response(describe(error))
+    return error_response(request, describe(error))
 
 
 def upload_app(database: Database, home: UploadHome) -> FastAPI:

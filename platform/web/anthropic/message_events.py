@@ -1,0 +1,240 @@
+"""Writes a message as events of its blocks, and the whole message as what these events have added up to.
+
+Invariant: a whole message is what a client that accumulates the stream of the same deltas has.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import uuid4
+
+import msgspec
+from pydantic_core import from_json
+
+from loraplex.engine.messages import Delta, Finished, Scored
+from loraplex.grammar.parsing.deltas import (
+    AnswerReason,
+    ContentDelta,
+    OutputDelta,
+    ReasoningDelta,
+    ToolCallStart,
+)
+from loraplex.platform.errors import ClientError
+from loraplex.platform.inference.answer_parser import AnswerParser
+from loraplex.platform.inference.generation import Generation
+from loraplex.platform.inference.thought_seal import ThoughtSeal
+from loraplex.platform.observability.request_id import HEADER
+from loraplex.platform.observability.request_stats import RequestStats
+from loraplex.platform.parameters.messages_request import MessagesRequest
+from loraplex.platform.web.anthropic.errors import error_document
+from loraplex.platform.web.anthropic.response_models import (
+    MessageDocument,
+    MessageUsage,
+    OutputTokensDetails,
+    StopReason,
+    TextContent,
+    ThinkingContent,
+    ToolUseContent,
+)
+from loraplex.platform.web.inference_plane import DialectContext
+
+_REASONS: Final[dict[AnswerReason, StopReason]] = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageResponse:
+    """A `DialectResponse`. `shows_thought`: not only sealed. `has_markers`: the request marks what to cache."""
+
+    id: str
+    model: str
+    stream: bool
+    shows_thought: bool
+    has_markers: bool
+    request_id: str
+    seal: ThoughtSeal
+
+    def chunks(self, generation: Generation) -> "MessageEvents":
+        """Return what writes the events of a stream."""
+        return MessageEvents(MessageWriter(self, generation.stats), AnswerParser(generation), self.request_id)
+
+    async def collect(self, generation: Generation) -> bytes:
+        """Wait for the end of the generation, and return the whole message as JSON."""
+        events = self.chunks(generation)
+        async for choice, event in generation.events():
+            if isinstance(event, Delta):
+                events.delta(choice, event)
+            elif isinstance(event, Finished):
+                await events.finished(choice, event)
+        return events.writer.message().model_dump_json().encode()
+
+
+def respond(body: MessagesRequest, context: DialectContext) -> MessageResponse:
+    """Return the response to a body."""
+    return MessageResponse(
+        id=f"msg_{uuid4().hex}",
+        model=body.model,
+        stream=body.stream,
+        shows_thought=body.thinking is None or body.thinking.display != "omitted",
+        has_markers=body.has_markers,
+        request_id=context.response_headers.get(HEADER, ""),
+        seal=context.seal,
+    )
+
+
+@dataclass(slots=True)
+class _Block:
+    """A block as far as it is written: its text, thought, or the arguments of its call."""
+
+    begun: dict[str, Any]
+    parts: list[str] = field(default_factory=list)
+
+
+class MessageWriter:
+    """Writes the blocks of one message. No block of a call or text is open when another one begins."""
+
+    def __init__(self, response: MessageResponse, stats: RequestStats) -> None:
+        self._response, self._stats = response, stats
+        self._blocks: list[_Block] = []
+        self._open: type[OutputDelta] | None = None
+        self._stop: tuple[StopReason, str | None] | None = None
+
+    def begin(self) -> bytes:
+        """Return the first event: the message without content."""
+        return event_of("message_start", message=self._document([]).model_dump())
+
+    def write(self, deltas: Iterable[OutputDelta]) -> bytes:
+        """Return the events of further deltas."""
+        return b"".join(event for delta in deltas for event in self._events(delta))
+
+    def stop(self, reason: AnswerReason, stop_sequence: str | None) -> bytes:
+        """Return the event that ends the last block. `stop_sequence`: the text that ended the message, if one did."""
+        ended_by_text = reason == "stop" and stop_sequence is not None
+        self._stop = ("stop_sequence", stop_sequence) if ended_by_text else (_REASONS[reason], None)
+        return b"".join(self._close())
+
+    def end(self) -> bytes:
+        """Return the last events: why the message ended and its usage."""
+        reason, sequence = self._stop or (None, None)
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        return event_of("message_delta", delta=delta, usage=self._usage().model_dump()) + event_of(
+            "message_stop"
+        )
+
+    def message(self) -> MessageDocument:
+        """Return the whole message."""
+        return self._document([self._content(block) for block in self._blocks])
+
+    def _events(self, delta: OutputDelta) -> Iterator[bytes]:
+        if isinstance(delta, ToolCallStart):
+            yield from self._begin(delta, type="tool_use", id=delta.call_id, name=delta.name, input={})
+            return
+        if isinstance(delta, ReasoningDelta):
+            if self._open is not ReasoningDelta:
+                yield from self._begin(delta, type="thinking", thinking="", signature="")
+            added = {"type": "thinking_delta", "thinking": delta.text}
+        elif isinstance(delta, ContentDelta):
+            if self._open is not ContentDelta:
+                yield from self._begin(delta, type="text", text="")
+            added = {"type": "text_delta", "text": delta.text}
+        else:
+            added = {"type": "input_json_delta", "partial_json": delta.text}
+        self._blocks[-1].parts.append(delta.text)
+        if self._response.shows_thought or not isinstance(delta, ReasoningDelta):
+            yield self._event("content_block_delta", delta=added)
+
+    def _begin(self, delta: OutputDelta, **block: Any) -> Iterator[bytes]:
+        yield from self._close()
+        self._open = type(delta)
+        self._blocks.append(_Block(block))
+        yield self._event("content_block_start", content_block=block)
+
+    def _close(self) -> Iterator[bytes]:
+        if self._open is ReasoningDelta:
+            block = self._blocks[-1]
+            block.begun["signature"] = self._response.seal.seal(self._response.model, "".join(block.parts))
+            added = {"type": "signature_delta", "signature": block.begun["signature"]}
+            yield self._event("content_block_delta", delta=added)
+        if self._open is not None:
+            yield self._event("content_block_stop")
+        self._open = None
+
+    def _event(self, name: str, **fields: Any) -> bytes:
+        return event_of(name, index=len(self._blocks) - 1, **fields)
+
+    def _content(self, block: _Block) -> TextContent | ThinkingContent | ToolUseContent:
+        written, begun = "".join(block.parts), block.begun
+        if begun["type"] == "text":
+            return TextContent(text=written)
+        if begun["type"] == "thinking":
+            thought = written if self._response.shows_thought else ""
+            return ThinkingContent(thinking=thought, signature=begun["signature"])
+        # A call that `max_tokens` cut off has the members that are complete, as the client's own accumulation.
+        arguments = from_json(written, allow_partial=True) if written else {}
+        return ToolUseContent(id=begun["id"], name=begun["name"], input=arguments)
+
+    def _document(self, content: list[TextContent | ThinkingContent | ToolUseContent]) -> MessageDocument:
+        reason, sequence = self._stop or (None, None)
+        return MessageDocument(
+            id=self._response.id,
+            model=self._response.model,
+            content=[*content],
+            stop_reason=reason,
+            stop_sequence=sequence,
+            usage=self._usage(),
+        )
+
+    def _usage(self) -> MessageUsage:
+        stats = self._stats
+        computed = stats.prompt_tokens - stats.cached_tokens
+        created = computed if self._response.has_markers else 0
+        return MessageUsage(
+            input_tokens=computed - created,
+            cache_creation_input_tokens=created,
+            cache_read_input_tokens=stats.cached_tokens,
+            output_tokens=stats.completion_tokens,
+            output_tokens_details=OutputTokensDetails(thinking_tokens=stats.reasoning_tokens),
+        )
+
+
+class MessageEvents:
+    """The `ChunkEncoder` of one message."""
+
+    def __init__(self, writer: MessageWriter, parser: AnswerParser, request_id: str) -> None:
+        self.writer = writer
+        self._parser = parser
+        self._request_id = request_id
+
+    @property
+    def ping(self) -> bytes:
+        return event_of("ping")
+
+    def opening(self) -> bytes:
+        return self.writer.begin() + self.ping
+
+    def scored(self, choice: int, event: Scored) -> bytes:
+        """A message has no scores."""
+        return b""
+
+    def delta(self, choice: int, event: Delta) -> bytes:
+        return self.writer.write(self._parser.feed(choice, event))
+
+    async def finished(self, choice: int, event: Finished) -> bytes:
+        deltas, reason = await self._parser.finish(choice, event)
+        stop_sequence = event.stop if isinstance(event.stop, str) else None
+        return self.writer.write(deltas) + self.writer.stop(reason, stop_sequence)
+
+    def closing(self) -> bytes:
+        return self.writer.end()
+
+    def failed(self, error: ClientError) -> bytes:
+        document = error_document(error, self._request_id)
+        return b"event: error\ndata: " + msgspec.json.encode(document) + b"\n\n"
+
+
+def event_of(name: str, **fields: Any) -> bytes:
+    """Encode one whole SSE event; its data has the event's name as `type`."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"type": name, **fields}))
