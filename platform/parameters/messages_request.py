@@ -239,6 +239,9 @@ class MessagesRequest(CountTokensRequest):
     diagnostics: Annotated[None, Refused("no request is kept to compare with")] = Field(
         None, description="not offered"
     )
+    thread: Annotated[None, Refused("no conversation is kept; send the whole one")] = Field(
+        None, description="not offered"
+    )
     inference_geo: Annotated[None, Refused("there is one place", ("global",))] = Field(
         None, description="not offered"
     )

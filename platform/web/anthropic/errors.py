@@ -18,6 +18,8 @@ REQUEST_ID_HEADER: Final = "request-id"
 _VERSION: Final = re.compile(r"[ -~]{1,64}")
 _MESSAGES: Final = "/v1/messages/"
 _MODELS: Final = "/v1/models/"
+_DETAILS: Final = {"thread": {"error_code": "thread_unsupported_request"}}
+"""By parameter at fault: by these the tool runner of Anthropic's client sends the whole conversation."""
 _TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -71,11 +73,9 @@ def described(error: Exception) -> ClientError:
 
 
 def error_document(error: ClientError, request_id: str) -> dict[str, Any]:
-    """Build `{"type": "error", "error": {"type", "message"}, "request_id"}`."""
+    """Build `{"type": "error", "error": {"type", "message", "details"?}, "request_id"}`."""
     status = error.row.status
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": error.message},
-        "request_id": request_id,
-    }
+    details = {"details": _DETAILS[error.param]} if error.param in _DETAILS else {}
+    told = {"type": kind, "message": error.message, **details}
+    return {"type": "error", "error": told, "request_id": request_id}

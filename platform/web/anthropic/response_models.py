@@ -62,8 +62,11 @@ class MessageDocument(ResponseModel):
 
 
 class MessageError(ResponseModel):
+    """`details` is only there where a client reads it."""
+
     type: str
     message: str
+    details: dict[str, str] | None = None
 
 
 class MessageErrorDocument(ResponseModel):

@@ -6,7 +6,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from tests.platform.parameters import nested_bounds, plain_bounds
+from tests.platform.parameters import message_bounds, nested_bounds, plain_bounds
 from tests.platform.parameters.nested_bounds import NestedKind
 from tests.platform.parameters.request_parts import CALL, NAMED, USER, allowed_tools, schema, tool
 
@@ -27,7 +27,9 @@ from loraplex.platform.parameters.request_models import GenerationRequest
 from loraplex.platform.parameters.request_object import default_text, read_reporting
 from loraplex.platform.parameters.value_types import Kind
 
-README = Path(__file__).parents[3] / "platform" / "web" / "openai" / "README.md"
+WEB = Path(__file__).parents[3] / "platform" / "web"
+OF_ANTHROPIC: frozenset[Endpoint] = frozenset({"messages", "count_tokens"})
+READMES = {"anthropic": OF_ANTHROPIC, "openai": frozenset(MODELS) - OF_ANTHROPIC}
 OF_MESSAGES = (
     *("model", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
 )
@@ -37,14 +39,20 @@ BASE: dict[Endpoint, dict[str, Any]] = {
     "completions": {"model": "m", "prompt": "hello"},
     "tokenize": {"model": "m"},
     "detokenize": {"model": "m", "tokens": [1]},
+    "messages": {"model": "m", "messages": [USER], "max_tokens": 1},
+    "count_tokens": {"model": "m", "messages": [USER]},
 }
 
 
 def inside(kind: Kind) -> list[Any]:
+    if message_bounds.knows(kind):
+        return message_bounds.inside(kind)
     return nested_bounds.inside(kind) if isinstance(kind, NestedKind) else plain_bounds.inside(kind)
 
 
 def outside(kind: Kind) -> list[Any]:
+    if message_bounds.knows(kind):
+        return message_bounds.outside(kind)
     return nested_bounds.outside(kind) if isinstance(kind, NestedKind) else plain_bounds.outside(kind)
 
 
@@ -150,7 +158,7 @@ def with_nulls(value: Any, name: str = "") -> Any:
     return UNKNOWN | {key: with_nulls(each, key) for key, each in value.items()}
 
 
-@pytest.mark.parametrize("endpoint", ["chat", "completions", "tokenize", "detokenize"])
+@pytest.mark.parametrize("endpoint", sorted(MODELS))
 @pytest.mark.parametrize("name", ["temprature", "functions", "", "x" * 1000, "__class__"])
 def test_unknown_names_are_refused(endpoint: Endpoint, name: str) -> None:
     with pytest.raises(UnknownParameter) as unknown:
@@ -272,17 +280,22 @@ def test_tools_are_tokenized_with_messages_only() -> None:
     assert refused.value.param == "tools"
 
 
-def test_the_documented_table_is_the_table() -> None:
-    text = README.read_text()
+@pytest.mark.parametrize("folder", sorted(READMES))
+def test_the_documented_table_is_the_table(folder: str) -> None:
+    text = (WEB / folder / "README.md").read_text()
     written = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
-    assert written.strip() == render_markdown().strip(), "write render_markdown() between the marks"
+    assert written.strip() == render_markdown(READMES[folder]).strip(), (
+        "write render_markdown(…) between the marks"
+    )
 
 
-def render_markdown() -> str:
-    """Render the table as Markdown, one line per row."""
+def render_markdown(of: frozenset[Endpoint]) -> str:
+    """Render the rows of some endpoints as Markdown, one line per row."""
     lines = ["| Parameter | Endpoints | Must be | Default | Meaning |", "|---|---|---|---|---|"]
     for row in PARAMETERS:
-        endpoints = ", ".join(sorted(row.endpoints))
+        if not row.endpoints & of:
+            continue
+        endpoints = ", ".join(sorted(row.endpoints & of))
         default = "required" if row.required == row.endpoints else default_text(row.default)
         cells = (f"`{row.name}`", endpoints, row.kind.allowed, default, row.meaning)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
