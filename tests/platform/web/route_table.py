@@ -15,6 +15,8 @@ OPERATOR: Final = "an operator's key"
 SCOPES: Final = {
     "POST /v1/chat/completions": "inference",
     "POST /v1/completions": "inference",
+    "POST /v1/messages": "inference",
+    "POST /v1/messages/count_tokens": "inference",
     "POST /v1/tokenize": "inference",
     "POST /v1/detokenize": "inference",
     "GET /v1/models": "inference",

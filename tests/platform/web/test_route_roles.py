@@ -17,6 +17,7 @@ from loraplex.tenants.scopes import TENANT_ADMIN, TENANT_SCOPES, effective_scope
 __all__ = ["start_gateway"]
 
 REFUSED = {"invalid_api_key": 401, "insufficient_scope": 403, "tenant_suspended": 403}
+TOLD = {"API key": "invalid_api_key", "suspended": "tenant_suspended", "": "insufficient_scope"}
 STRANGERS = {
     "no key": "invalid_api_key",
     "malformed": "invalid_api_key",
@@ -74,7 +75,9 @@ async def said(client: httpx.AsyncClient, route: str, key: str | None) -> str | 
     assert response.status_code < 500, (route, response.text)
     if response.status_code not in REFUSED.values():
         return None
-    code: str = response.json()["error"]["code"]
+    error = response.json()["error"]
+    # Errors of the Messages API have no code: their texts differ.
+    code: str = error.get("code") or next(code for word, code in TOLD.items() if word in error["message"])
     assert response.status_code == REFUSED[code], (route, response.text)
     return code
 

@@ -42,9 +42,8 @@ async def test_what_is_named_exists(start_gateway: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "beginning"),
     [
-        ("/v1/messages/count_tokens", "use POST /v1/tokenize"),
         ("/v1/responses/input_tokens", "use POST /v1/tokenize"),
-        ("/v1/messages", "use POST /v1/chat/completions"),
+        ("/v1/v1/messages", "let the base URL of a client of Anthropic end without /v1"),
         ("/v1/responses/resp_1/cancel", "use POST /v1/chat/completions"),
         ("/v1/embeddings", "use another server"),
         ("/v1/v1/chat/completions", "let the client's base URL end with /v1"),
