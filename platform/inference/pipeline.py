@@ -476,9 +476,12 @@ class InferencePipeline:
             raise InvalidParameter(f"`{name}` must hold token ids in 0..{vocab_size - 1}.", param=name)
 
     def _left(self, values: GenerationBody, tokens: int, bound: str = "") -> int:
-        """Return what the context leaves next to a prompt of `tokens`. Raises `ContextTooLong` if fewer than requested."""
+        """Return what the context leaves next to a prompt of `tokens`. Raises `ContextTooLong` if fewer than requested.
+
+        Beside a `bound` of its tokens the prompt alone is checked: what is left for its answer is told exactly.
+        """
         context, requested = self.context_tokens, values.requested_tokens
-        requested = 1 if requested is None else requested
+        requested = 1 if requested is None or bound else requested
         if requested > context - tokens:
             raise ContextTooLong(
                 overflow_message(context, tokens, requested, _prompt_name(values), bound),

@@ -59,7 +59,9 @@ def read_request(body: CountTokensRequest, context: DialectContext) -> ChatReque
     return ChatRequest.model_construct(set(values), **values)
 
 
-def _tools(body: CountTokensRequest, context: DialectContext, references: AbstractSet[str]) -> tuple[Tool, ...]:
+def _tools(
+    body: CountTokensRequest, context: DialectContext, references: AbstractSet[str]
+) -> tuple[Tool, ...]:
     """Return the tools that the prompt contains."""
     placed = [(f"tools[{index}]", tool) for index, tool in enumerate(body.tools)]
     hosted = [(place, tool) for place, tool in placed if isinstance(tool, HostTool)]

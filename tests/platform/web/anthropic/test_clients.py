@@ -90,7 +90,7 @@ async def test_the_tool_runner(turns: Any, stream: bool) -> None:
     runner = asked(gateway).beta.messages.tool_runner(
         model=MODEL, max_tokens=50, tools=[get_weather], messages=HELLO, stream=stream
     )
-    final = await runner.until_done()
+    final: Any = await runner.until_done()
     assert cities == ["Rome", "Oslø"] and final.content[0].text == END
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -79,8 +80,7 @@ def cut(deltas: list[OutputDelta], dice: random.Random) -> list[OutputDelta]:
         while left:
             size = dice.randint(1, len(left))
             piece, left = left[:size], left[size:]
-            indexed = isinstance(delta, ArgumentsDelta)
-            pieces.append(ArgumentsDelta(delta.index, piece) if indexed else type(delta)(piece))
+            pieces.append(replace(delta, text=piece))
     return pieces
 
 

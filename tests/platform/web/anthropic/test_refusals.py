@@ -71,8 +71,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "`tools[1].name` is 'get_weather', the name of an earlier tool.",
     ),
     "a schema that is none": (
-        {"tools": [{**WEATHER, "input_schema": {"type": "objekt"}}]},
-        "tools[0].input_schema",
+        {"tools": [{**WEATHER, "input_schema": []}]},
+        "`tools[0].input_schema` is a list of 0, but must be a JSON schema as an object.",
     ),
     "a format that cannot be held": (
         {"output_config": {"format": {"type": "json_schema", "schema": NOT_ENFORCEABLE}}},

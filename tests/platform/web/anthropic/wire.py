@@ -9,8 +9,8 @@ from anthropic.types.shared import ErrorResponse
 from pydantic import BaseModel, TypeAdapter
 
 MODEL: Final = "demo/base"
-HELLO: Final = [{"role": "user", "content": "hello"}]
-WEATHER: Final = {
+HELLO: Final[Any] = [{"role": "user", "content": "hello"}]
+WEATHER: Final[Any] = {
     "name": "get_weather",
     "description": "Weather",
     "input_schema": {
