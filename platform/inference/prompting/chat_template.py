@@ -26,6 +26,7 @@ from loraplex.platform.inference.prompting.tool_messages import (
     called_names,
     template_message,
     template_tool,
+    with_leading_system,
 )
 from loraplex.platform.parameters.chat_messages import ChatMessage
 
@@ -71,7 +72,9 @@ class PromptRenderer:
         self._length_bound = length_bound(self._encoder.to_str())
         self._control_ids = frozenset(self._alias_ids.values())
         self._bos_id: int | None = tokenizer.bos_token_id
-        self._renders_system = self._template is not None and self._renders_role("system")
+        probe, user = {"role": "system", "content": _PROBE}, {"role": "user", "content": ""}
+        self._renders_system = self._renders_probe([probe, user])
+        self._renders_late_system = self._renders_probe([user, probe])
         self.option_names = _option_names(tokenizer, self._template)
         self.thought_markers = markers_of_template(self._template)
         self._added_ids = {token.content: id for id, token in tokenizer.added_tokens_decoder.items()}
@@ -98,10 +101,13 @@ class PromptRenderer:
         `options`: values of `option_names`, `add_generation_prompt` and `continue_final_message`.
 
         `style`: how the model spells calls; None: as its template does. A template that does not know the style gets
-        tools, calls and results as text. Raises `InvalidParameter` when the template refuses the messages, and what `check`
+        tools, calls and results as text; one that knows system messages at the beginning alone gets others there or in the
+        user's turn. Raises `InvalidParameter` when the template refuses the messages, and what `check`
         raises.
         """
         style = style or self.style
+        if not self._renders_late_system:
+            messages = with_leading_system(messages)
         if self.writes_tools_as_text(style):
             messages, tools = as_text(messages, tools, style, system=self._renders_system), ()
         names = called_names(messages)
@@ -159,10 +165,9 @@ class PromptRenderer:
     def _neutralized(self, pattern: re.Pattern[str], text: str, marks: Marks) -> str:
         return self._fragments.edged(_broken_up(pattern, text, marks.inside), marks.edge)
 
-    def _renders_role(self, role: str) -> bool:
-        messages = [{"role": role, "content": _PROBE}, {"role": "user", "content": ""}]
+    def _renders_probe(self, messages: list[dict[str, Any]]) -> bool:
         try:
-            return _PROBE in self._render(messages, {})
+            return self._template is not None and _PROBE in self._render(messages, {})
         except InvalidParameter:
             return False
 

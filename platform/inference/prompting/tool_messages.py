@@ -40,6 +40,29 @@ def as_text(
     return _with_tools(plain, render_tools(style, tools), system) if tools else plain
 
 
+def with_leading_system(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+    """Join the system messages at the beginning, and put later ones into the user's turn beside them.
+
+    For templates that refuse or drop the others.
+    """
+    system = ("system", "developer")
+    if not any(message.role in system for message in messages[1:]):
+        return messages
+    placed: list[ChatMessage] = []
+    moved = False
+    for message in messages:
+        late = message.role in system and any(each.role not in system for each in placed)
+        is_leading = message.role in system and not late
+        message = replace(message, role="user") if late else message
+        before = placed[-1] if placed else None
+        if before is not None and (is_leading or (before.role == message.role == "user" and (late or moved))):
+            placed[-1] = replace(before, content=f"{before.content}\n\n{message.content}")
+        else:
+            placed.append(message)
+        moved = late
+    return placed
+
+
 def called_names(messages: Sequence[ChatMessage]) -> dict[str, str]:
     """Return call id -> name of the function."""
     return {call.id: call.name for message in messages for call in message.tool_calls}

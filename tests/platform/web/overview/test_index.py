@@ -41,6 +41,8 @@ async def test_without_a_console_everybody_gets_json(console: Console) -> None:
     app = create_app(console.dependencies, [index_router(console=False)])
     async with in_process(app) as http:
         answered = await http.get("/", headers={"accept": BROWSER})
+        # By it clients of Anthropic look whether there is a server.
+        assert (await http.head("/")).status_code == 200
     assert answered.json()["docs"] == "/docs" and "console" not in answered.json()
 
 
