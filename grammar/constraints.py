@@ -90,7 +90,7 @@ class SchemaLimits:
     """Limits that are tested before anything is compiled; every refusal contains the number.
 
     `max_nodes_together` and `max_patterns_bytes` are for all schemas of a request, `max_pattern_bytes` for one
-    pattern.
+    pattern. `max_length` is that of a string's characters, `max_repeat` that of all else that repeats.
     """
 
     max_bytes: int = 262_144
@@ -101,6 +101,7 @@ class SchemaLimits:
     max_pattern_bytes: int = 4_096
     max_patterns_bytes: int = 65_536
     max_repeat: int = 100_000
+    max_length: int = 1_048_576
     max_tools: int = 128
     max_choices: int = 1_000
     max_text_bytes: int = 65_536

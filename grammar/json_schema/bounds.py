@@ -23,6 +23,7 @@ COUNTS: Final = (
     "minLength",
     "minProperties",
 )
+LENGTHS: Final = ("maxLength", "minLength")
 _MAX_BITS: Final = 8_192
 """Python converts no number of more than 4,300 digits to text."""
 _BRACES: Final = re.compile(r"\{(\d+)(?:,(\d*))?\}")
@@ -143,8 +144,9 @@ def _check_text(text: object, pointer: str, param: str) -> None:
 def _check_keywords(node: dict[str, Any], pointer: str, limits: SchemaLimits, param: str) -> None:
     for keyword in COUNTS:
         value = node.get(keyword)
-        if isinstance(value, int | float) and value > limits.max_repeat:
-            raise _too_large(param, pointer, keyword, f"is {value}", limits.max_repeat)
+        limit = limits.max_length if keyword in LENGTHS else limits.max_repeat
+        if isinstance(value, int | float) and value > limit:
+            raise _too_large(param, pointer, keyword, f"is {value}", limit)
     values = node.get("enum")
     if isinstance(values, list) and len(values) > limits.max_enum:
         raise _too_large(param, pointer, "enum", f"has {len(values)} values", limits.max_enum)

@@ -10,7 +10,13 @@ from loraplex.grammar.errors import GrammarInvalid, GrammarTooLarge
 from loraplex.grammar.json_schema.bounds import check_bounds, check_together
 
 LIMITS = SchemaLimits(
-    max_bytes=2_000, max_depth=8, max_nodes=50, max_enum=5, max_pattern_bytes=20, max_repeat=100
+    max_bytes=2_000,
+    max_depth=8,
+    max_nodes=50,
+    max_enum=5,
+    max_pattern_bytes=20,
+    max_repeat=100,
+    max_length=150,
 )
 
 
@@ -34,7 +40,8 @@ def nested(levels: int) -> Any:
         ({"pattern": "a{101}"}, "/pattern", "100"),
         ({"pattern": "a{1,99999999999}"}, "/pattern", "100"),
         ({"maxItems": 101}, "/maxItems", "100"),
-        ({"allOf": [{"minLength": 1e9}]}, "/allOf/0/minLength", "100"),
+        ({"allOf": [{"minLength": 1e9}]}, "/allOf/0/minLength", "150"),
+        ({"maxLength": 151}, "/maxLength", "150"),
     ],
 )
 def test_too_large(schema: Any, pointer: str, number: str) -> None:
@@ -66,7 +73,7 @@ def test_what_only_looks_like_a_bound_is_free() -> None:
         "properties": {"maxItems": {"type": "integer"}, "pattern": {}},
         "enum": [1, 2, 3, 4, 5],
         "pattern": "a{100}",
-        "maxLength": 100,
+        "maxLength": 150,
     }
     check_bounds(schema, limits=LIMITS, param="schema")
     check_bounds(nested(7), limits=LIMITS, param="schema")
