@@ -59,7 +59,7 @@ class MessageResponse:
 
     def chunks(self, generation: Generation) -> "MessageEvents":
         """Return what writes the events of a stream."""
-        return MessageEvents(MessageWriter(self, generation.stats), AnswerParser(generation), self.request_id)
+        return MessageEvents(self, generation.stats, AnswerParser(generation))
 
     async def collect(self, generation: Generation) -> bytes:
         """Wait for the end of the generation, and return the whole message as JSON."""
@@ -69,7 +69,7 @@ class MessageResponse:
                 events.delta(choice, event)
             elif isinstance(event, Finished):
                 await events.finished(choice, event)
-        return events.writer.message().model_dump_json().encode()
+        return events.message().model_dump_json().encode()
 
 
 def respond(body: MessagesRequest, context: DialectContext) -> MessageResponse:
@@ -87,42 +87,56 @@ def respond(body: MessagesRequest, context: DialectContext) -> MessageResponse:
 
 @dataclass(slots=True)
 class _Block:
-    """A block as far as it is written: its text, thought, or the arguments of its call."""
+    """A block as far as it is written: as it began, and its text, thought or arguments."""
 
     begun: dict[str, Any]
     parts: list[str] = field(default_factory=list)
 
 
-class MessageWriter:
-    """Writes the blocks of one message. No block of a call or text is open when another one begins."""
+class MessageEvents:
+    """The `ChunkEncoder` of one message, and what has been written of it."""
 
-    def __init__(self, response: MessageResponse, stats: RequestStats) -> None:
-        self._response, self._stats = response, stats
+    ping: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+    def __init__(self, response: MessageResponse, stats: RequestStats, parser: AnswerParser) -> None:
+        self._response, self._stats, self._parser = response, stats, parser
         self._blocks: list[_Block] = []
         self._open: type[OutputDelta] | None = None
         self._stop: tuple[StopReason, str | None] | None = None
 
-    def begin(self) -> bytes:
-        """Return the first event: the message without content."""
-        return event_of("message_start", message=self._document([]).model_dump())
+    def opening(self) -> bytes:
+        return event_of("message_start", message=self._document([]).model_dump()) + self.ping
+
+    def scored(self, choice: int, event: Scored) -> bytes:
+        """A message has no scores."""
+        return b""
+
+    def delta(self, choice: int, event: Delta) -> bytes:
+        return self.write(self._parser.feed(choice, event))
+
+    async def finished(self, choice: int, event: Finished) -> bytes:
+        deltas, reason = await self._parser.finish(choice, event)
+        return self.write(deltas) + self.stop(reason, event.stop if isinstance(event.stop, str) else None)
+
+    def closing(self) -> bytes:
+        reason, sequence = self._stop or (None, None)
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        return event_of("message_delta", delta=delta, usage=self._usage().model_dump()) + event_of(
+            "message_stop"
+        )
+
+    def failed(self, error: ClientError) -> bytes:
+        return event_of("error", **error_document(error, self._response.request_id))
 
     def write(self, deltas: Iterable[OutputDelta]) -> bytes:
         """Return the events of further deltas."""
         return b"".join(event for delta in deltas for event in self._events(delta))
 
     def stop(self, reason: AnswerReason, stop_sequence: str | None) -> bytes:
-        """Return the event that ends the last block. `stop_sequence`: the text that ended the message, if one did."""
+        """Return the events that end the last block. `stop_sequence`: the text that ended the message, if one did."""
         ended_by_text = reason == "stop" and stop_sequence is not None
         self._stop = ("stop_sequence", stop_sequence) if ended_by_text else (_REASONS[reason], None)
         return b"".join(self._close())
-
-    def end(self) -> bytes:
-        """Return the last events: why the message ended and its usage."""
-        reason, sequence = self._stop or (None, None)
-        delta = {"stop_reason": reason, "stop_sequence": sequence}
-        return event_of("message_delta", delta=delta, usage=self._usage().model_dump()) + event_of(
-            "message_stop"
-        )
 
     def message(self) -> MessageDocument:
         """Return the whole message."""
@@ -200,41 +214,6 @@ class MessageWriter:
         )
 
 
-class MessageEvents:
-    """The `ChunkEncoder` of one message."""
-
-    def __init__(self, writer: MessageWriter, parser: AnswerParser, request_id: str) -> None:
-        self.writer = writer
-        self._parser = parser
-        self._request_id = request_id
-
-    @property
-    def ping(self) -> bytes:
-        return event_of("ping")
-
-    def opening(self) -> bytes:
-        return self.writer.begin() + self.ping
-
-    def scored(self, choice: int, event: Scored) -> bytes:
-        """A message has no scores."""
-        return b""
-
-    def delta(self, choice: int, event: Delta) -> bytes:
-        return self.writer.write(self._parser.feed(choice, event))
-
-    async def finished(self, choice: int, event: Finished) -> bytes:
-        deltas, reason = await self._parser.finish(choice, event)
-        stop_sequence = event.stop if isinstance(event.stop, str) else None
-        return self.writer.write(deltas) + self.writer.stop(reason, stop_sequence)
-
-    def closing(self) -> bytes:
-        return self.writer.end()
-
-    def failed(self, error: ClientError) -> bytes:
-        document = error_document(error, self._request_id)
-        return b"event: error\ndata: " + msgspec.json.encode(document) + b"\n\n"
-
-
 def event_of(name: str, **fields: Any) -> bytes:
     """Encode one whole SSE event; its data has the event's name as `type`."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"type": name, **fields}))
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"type": name} | fields))

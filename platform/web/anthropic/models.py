@@ -44,21 +44,19 @@ def model_page(request: Request, models: Sequence[ModelInfo]) -> ModelPage:
     limit = asked.get("limit", str(DEFAULT_PAGE))
     if not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit[:5]) <= MAX_PAGE:
         raise InvalidParameter(f"`limit` must be an integer in 1..{MAX_PAGE}.", param="limit")
-    ids = [model.id for model in models]
-    begin, end = 0, len(ids)
+    places = {model.id: index for index, model in enumerate(models)}
     for name in ("after_id", "before_id"):
-        if name in asked and asked[name] not in ids:
+        if name in asked and asked[name] not in places:
             raise InvalidParameter(f"`{name}` is the `id` of no model.", param=name)
-    if "after_id" in asked:
-        begin = ids.index(asked["after_id"]) + 1
-    if "before_id" in asked:
-        end = ids.index(asked["before_id"])
-    size = int(limit)
+    begin = places[asked["after_id"]] + 1 if "after_id" in asked else 0
+    end = places[asked["before_id"]] if "before_id" in asked else len(models)
+    # A page before a model ends with the one next to it.
     backwards = "before_id" in asked and "after_id" not in asked
-    page = models[begin:end][-size:] if backwards else models[begin:end][:size]
+    found = models[begin:end]
+    page = found[-int(limit) :] if backwards else found[: int(limit)]
     return ModelPage(
         data=[*page],
-        has_more=len(page) < end - begin,
+        has_more=len(page) < len(found),
         first_id=page[0].id if page else None,
         last_id=page[-1].id if page else None,
     )

@@ -4,6 +4,7 @@ import json
 import random
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -18,12 +19,14 @@ from loraplex.grammar.parsing.deltas import (
     ReasoningDelta,
     ToolCallStart,
 )
+from loraplex.platform.inference.answer_parser import AnswerParser
 from loraplex.platform.inference.thought_seal import ThoughtSeal
 from loraplex.platform.observability.request_stats import RequestStats
 from loraplex.platform.server.secret import derive
-from loraplex.platform.web.anthropic.message_events import MessageResponse, MessageWriter
+from loraplex.platform.web.anthropic.message_events import MessageEvents, MessageResponse
 
 SEAL = ThoughtSeal(partial(derive, b"secret"), UUID(int=1))
+PLAIN: Any = SimpleNamespace(output=None, choices=1)
 CUTS = 1000
 ROME = '{"city": "Röme", "n": 1.5}'
 ANSWERS: list[tuple[list[OutputDelta], AnswerReason]] = [
@@ -46,7 +49,7 @@ ANSWERS: list[tuple[list[OutputDelta], AnswerReason]] = [
 ]
 
 
-def writer(*, shows_thought: bool = True, has_markers: bool = False) -> MessageWriter:
+def writer(*, shows_thought: bool = True, has_markers: bool = False) -> MessageEvents:
     stats = RequestStats(arrival=0.0, n=1, max_tokens=9, prompt_lengths=[12])
     stats.prompt_tokens, stats.cached_tokens, stats.completion_tokens, stats.reasoning_tokens = 12, 5, 7, 3
     response = MessageResponse(
@@ -58,14 +61,17 @@ def writer(*, shows_thought: bool = True, has_markers: bool = False) -> MessageW
         request_id="r",
         seal=SEAL,
     )
-    return MessageWriter(response, stats)
+    return MessageEvents(response, stats, AnswerParser(PLAIN))
 
 
 def written(deltas: list[OutputDelta], reason: AnswerReason, **how: bool) -> tuple[list[Any], dict[str, Any]]:
     """The events of a stream, and the whole message."""
     one = writer(**how)
     stream = (
-        one.begin() + b"".join(one.write([delta]) for delta in deltas) + one.stop(reason, None) + one.end()
+        one.opening()
+        + b"".join(one.write([delta]) for delta in deltas)
+        + one.stop(reason, None)
+        + one.closing()
     )
     return events_of(stream.decode()), message_of(one.message().model_dump_json())
 
