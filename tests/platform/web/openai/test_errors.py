@@ -75,7 +75,7 @@ async def test_a_bad_value_names_parameter_value_and_bounds(start_gateway: Any) 
 
 async def test_features_not_offered_are_refused_by_name(start_gateway: Any) -> None:
     gateway = await start_gateway()
-    for name, value in (("reasoning_effort", "low"),):
+    for name, value in (("thinking_token_budget", 5),):
         with pytest.raises(openai.BadRequestError) as refused:
             await gateway.client().chat.completions.create(
                 model=MODEL, messages=USER, extra_body={name: value}
