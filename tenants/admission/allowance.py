@@ -8,9 +8,16 @@ from dataclasses import dataclass, replace
 
 from loraplex.tenants.billing.pricing import PriceVersion
 from loraplex.tenants.counters.counter_replies import LimitUse
-from loraplex.tenants.quotas.limits import BUDGETS, NANO_PER_MICRO, PERIODIC, QuotaLimits, Subject
+from loraplex.tenants.quotas.limits import (
+    BUDGETS,
+    NANO_PER_MICRO,
+    PER_SESSION,
+    PERIODIC,
+    QuotaLimits,
+    Subject,
+)
 
-TOKEN_PERIODS = tuple(name for name in PERIODIC if name not in BUDGETS)
+TOKEN_TOTALS = (*(name for name in PERIODIC if name not in BUDGETS), PER_SESSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +32,16 @@ class CompletionAllowance:
     unknown_parameters: str = "default"
 
 
-def within(subject: Subject, uses: Iterable[LimitUse]) -> QuotaLimits:
-    """The limits of a subject, those of days and months less what `uses` says is used of them. What open requests have reserved
-    comes back.
+def within(subject: Subject, uses: Iterable[LimitUse], *, in_session: bool = False) -> QuotaLimits:
+    """The limits of a subject, those of days, months and, for a request `in_session`, of its session less what `uses` says is used
+    of them. What open requests have reserved comes back.
     """
-    left = {
+    left: dict[str, int | None] = {
         each.name: max(0, each.limit - each.used)
         for each in uses
-        if each.subject_id == subject.id and each.name in PERIODIC and each.limit is not None
+        if each.subject_id == subject.id and each.name in (*PERIODIC, PER_SESSION) and each.limit is not None
     }
-    return replace(subject.limits, **left)
+    return replace(subject.limits, **left if in_session else left | {PER_SESSION: None})
 
 
 def completion_tokens_within(
@@ -47,7 +54,7 @@ def completion_tokens_within(
 
     `share`: the part of a rate that is given out at once. `prices`: those that may apply, asked only where money is limited.
     """
-    tokens = [each.get(name) for each in limits for name in TOKEN_PERIODS]
+    tokens = [each.get(name) for each in limits for name in TOKEN_TOTALS]
     tokens += [None if each.tokens_per_minute is None else share(each.tokens_per_minute) for each in limits]
     rooms = [limit - prompt_tokens for limit in tokens if limit is not None]
     budgets = [budget for each in limits for name in BUDGETS if (budget := each.get(name)) is not None]

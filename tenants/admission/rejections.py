@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from loraplex.tenants.counters.counter_replies import Decision, Denied, UnknownLimit
 from loraplex.tenants.errors import LimitExceeded, QuotaExhausted, RateLimited
-from loraplex.tenants.quotas.limits import BUDGETS, NANO_PER_MICRO, LimitName
+from loraplex.tenants.quotas.limits import BUDGETS, NANO_PER_MICRO, PER_SESSION, LimitName
 from loraplex.tenants.quotas.reservation import LimitAtAdmission, ReservationRequest
 from loraplex.tenants.rate_state import Rate, RateState
 
@@ -57,7 +57,7 @@ def unknown_limits(request: ReservationRequest, names: Sequence[LimitName]) -> t
         UnknownLimit(level=subject.level, name=name, limit=limit, asked=amounts.get(name, request.tokens))
         for subject in request.subjects
         for name in names
-        if (limit := subject.limits.get(name)) is not None
+        if (limit := subject.limits.get(name)) is not None and (name != PER_SESSION or request.counts_session)
     )
 
 

@@ -2,7 +2,7 @@
 
 Invariant: requests that come at the begin of their steps, and use what they reserve, are refused as by admission. It is an
 estimate for others: admission refuses more, since it reserves the most that a request may use; or less, since buckets fill
-within a step, too. A step is refused in parts as its mean request.
+within a step, too. A step is refused in parts as its mean request. Sessions are not told apart: their limit is not replayed.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,15 @@ from typing import Final
 from loraplex.tenants.admission.local_limiter import Bucket
 from loraplex.tenants.ledger.usage_steps import PeriodUse, UsageStep
 from loraplex.tenants.periods import Periods, periods_of
-from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, NANO_PER_MICRO, RATES, LimitName, QuotaLimits
+from loraplex.tenants.quotas.limits import (
+    BUDGETS,
+    COUNTED,
+    NANO_PER_MICRO,
+    PER_SESSION,
+    RATES,
+    LimitName,
+    QuotaLimits,
+)
 
 _REQUESTS: Final = "requests_per_minute"
 _CONCURRENT: Final = "concurrent_requests"
@@ -46,7 +54,7 @@ class Replay:
     _used: dict[str, PeriodUse] = field(init=False)
 
     def __post_init__(self) -> None:
-        given = ((name, self.draft.get(name)) for name in COUNTED)
+        given = ((name, self.draft.get(name)) for name in COUNTED if name != PER_SESSION)
         self.limits = [ReplayedLimit(name, limit) for name, limit in given if limit is not None]
         self._buckets = {name: Bucket() for name in RATES}
         self._used = dict(self.used_before)

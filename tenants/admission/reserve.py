@@ -57,7 +57,7 @@ from loraplex.tenants.ids import uuid7
 from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.periods import periods_of
-from loraplex.tenants.quotas.limits import COUNTED, PERIODIC, LimitName
+from loraplex.tenants.quotas.limits import COUNTED, PER_SESSION, PERIODIC, LimitName
 from loraplex.tenants.quotas.policies import Policies
 from loraplex.tenants.quotas.reservation import OnProvisional, Reservation, ReservationRequest
 
@@ -152,9 +152,10 @@ class Reserver:
         """
         policy = await self.policies.of(request.tenant_id, request.policy_epoch)
         subjects = policy.subjects(request.tenant_id, request.api_key_id, request.adapter_id)
-        uses = await self.counters.read(request.tenant_id, subjects) if unused else None
+        uses = await self.counters.read(request.tenant_id, subjects, request.session) if unused else None
+        in_session = request.session is not None
         tokens = completion_tokens_within(
-            [within(subject, uses or ()) for subject in subjects],
+            [within(subject, uses or (), in_session=in_session) for subject in subjects],
             request.prompt_tokens,
             self.local_limiter.share if self.breaker.is_open else int,
             partial(self._prices_near, request),
@@ -282,13 +283,14 @@ class Reserver:
             raise
 
     async def _by_local_limiter(self, request: ReservationRequest) -> Reservation:
-        """Reserve by this gateway's share, in the ledger, then in the journal. Refuses tenants with a limit per day or month.
+        """Reserve by this gateway's share, in the ledger, then in the journal. Refuses tenants with a limit per day or
+        month, and requests of a session whose tokens are limited.
 
         No counters know the request, so the ledger must have it before any later rebuild.
         """
         if request.has_periods:
-            message = "what is left of a day's or month's quota is unknown now; try again"
-            raise self._unavailable(request, PERIODIC, message)
+            message = "what is left of a day's, month's or session's quota is unknown now; try again"
+            raise self._unavailable(request, (*PERIODIC, PER_SESSION), message)
         now = datetime.now(UTC)
         periods, price = periods_of(now), self._price(request, now)
         asked = request.subjects, request.tokens, request.sequences

@@ -15,7 +15,8 @@ PICO_PER_NANO = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Micro-units of money per 1,000,000 tokens. A cached token costs at most what an uncached one does.
+    """Micro-units of money per 1,000,000 tokens. A cached token costs at most what an uncached one does. `reasoning` None: what a
+    completion token costs.
 
     Raises `InvalidField`.
     """
@@ -23,30 +24,44 @@ class Price:
     prompt: int = 0
     cached_prompt: int = 0
     completion: int = 0
+    reasoning: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("prompt", "cached_prompt", "completion"):
-            if not 0 <= getattr(self, name) <= MAX_PRICE:
+        for name in ("prompt", "cached_prompt", "completion", "reasoning"):
+            if not 0 <= (getattr(self, name) or 0) <= MAX_PRICE:
                 raise InvalidField(name, f"the price {name} must be between 0 and {MAX_PRICE}")
         if self.cached_prompt > self.prompt:
             raise InvalidField("cached_prompt", "the price cached_prompt must be at most the price prompt")
 
-    def amount_pico(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
-        """`prompt_tokens` includes `cached_tokens`, as usage does; each token is charged once."""
-        uncached = prompt_tokens - cached_tokens
-        return (
-            uncached * self.prompt + cached_tokens * self.cached_prompt + completion_tokens * self.completion
-        )
+    @property
+    def of_reasoning(self) -> int:
+        """The price of a reasoning token."""
+        return self.completion if self.reasoning is None else self.reasoning
+
+    @property
+    def dearest_completion(self) -> int:
+        """The most that a token of a completion may cost, reasoning or not."""
+        return max(self.completion, self.of_reasoning)
+
+    def amount_pico(
+        self, prompt_tokens: int, cached_tokens: int, completion_tokens: int, reasoning_tokens: int = 0
+    ) -> int:
+        """`prompt_tokens` includes `cached_tokens`, and `completion_tokens` includes `reasoning_tokens`, as usage does; each token
+        is charged once.
+        """
+        prompt = (prompt_tokens - cached_tokens) * self.prompt + cached_tokens * self.cached_prompt
+        answer = (completion_tokens - reasoning_tokens) * self.completion
+        return prompt + answer + reasoning_tokens * self.of_reasoning
 
     def bound_nano(self, prompt_tokens: int, completion_tokens: int) -> int:
-        """The most that so many tokens can cost, in nano-units: nothing is cached."""
-        return amount_nano(self.amount_pico(prompt_tokens, 0, completion_tokens))
+        """The most that so many tokens can cost, in nano-units: nothing is cached, and completions are of the dearer kind."""
+        return amount_nano(prompt_tokens * self.prompt + completion_tokens * self.dearest_completion)
 
     def completion_tokens_within(self, nano: int, prompt_tokens: int) -> int | None:
         """The most completion tokens for which `bound_nano` is at most `nano`; None for any number. Below zero: not even none."""
         left_pico = nano * PICO_PER_NANO - prompt_tokens * self.prompt
-        if self.completion:
-            return left_pico // self.completion
+        if self.dearest_completion:
+            return left_pico // self.dearest_completion
         return None if left_pico >= 0 else -1
 
 

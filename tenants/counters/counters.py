@@ -83,9 +83,11 @@ class Counters:
             request.amount_nano,
             request.sequences,
         )
-        subjects = [part for subject in request.subjects for part in subject_arguments(subject)]
+        session = session_argument(request)
+        width = len(COUNTED) if session else len(COUNTED) - 1
+        subjects = [part for subject in request.subjects for part in subject_arguments(subject, width)]
         script, key = self._scripts["admit"], tenant_key(request.tenant_id, "state")
-        arguments = (*head, self._lease_us, *subjects)
+        arguments = (*head, self._lease_us, session, *subjects)
         return decode_admission(await self._redis.run(script, key, arguments, deadline_s=wait_s))
 
     async def settle(
@@ -122,7 +124,9 @@ class Counters:
     async def heartbeat(self, tenant_id: UUID, reservations: Sequence[Reservation]) -> Heartbeat:
         """Extend the leases. A reservation that Valkey lost is recreated, under its own epoch only (None: any)."""
         rows = [
-            part for each in reservations for part in (*reservation_arguments(each), admitted_under(each))
+            part
+            for each in reservations
+            for part in (*reservation_arguments(each), admitted_under(each), session_argument(each.request))
         ]
         reply = await self._run(self._bulk, "heartbeat", tenant_id, self._lease_us, *rows)
         if not reply:
@@ -170,13 +174,16 @@ class Counters:
         only = ANY_EPOCH if epoch is None else epoch
         return bool(await self._run(self._bulk, "invalidate", tenant_id, only))
 
-    async def read(self, tenant_id: UUID, subjects: Sequence[Subject]) -> list[LimitUse] | None:
-        """The use of every limit of every subject, under one epoch; None without counters.
+    async def read(
+        self, tenant_id: UUID, subjects: Sequence[Subject], session: str | None = None
+    ) -> list[LimitUse] | None:
+        """The use of every limit of every subject, under one epoch; None without counters. What sessions use is known only of
+        the `session` that is given, if a limit counts it.
 
         Many subjects are read by several scripts, so that other tenants' scripts can run in between.
         """
         for _ in range(READ_TRIES):
-            parts = [await self._read(tenant_id, part) for part in parts_of(subjects)]
+            parts = [await self._read(tenant_id, part, session) for part in parts_of(subjects)]
             known = [part for part in parts if part is not None]
             if len(known) < len(parts):
                 return None
@@ -197,13 +204,16 @@ class Counters:
         """Why a request was denied; known for the tenant's last 1,000 denials of 24 hours."""
         return decode_explanation(await self._run(self._bulk, "explain", tenant_id, request_id))
 
-    async def _read(self, tenant_id: UUID, subjects: Sequence[Subject]) -> tuple[int, list[LimitUse]] | None:
+    async def _read(
+        self, tenant_id: UUID, subjects: Sequence[Subject], session: str | None
+    ) -> tuple[int, list[LimitUse]] | None:
         rows = [
             part
             for subject in subjects
             for part in (subject_name(subject.counter), *limit_arguments(subject)[:2])
         ]
-        return decode_use(await self._run(self._bulk, "read", tenant_id, *rows), subjects)
+        reply = await self._run(self._bulk, "read", tenant_id, session or "", *rows)
+        return decode_use(reply, subjects, in_session=session is not None)
 
     def _warn_of_newer(self, state_key: str) -> None:
         if not self._met_newer:
@@ -232,8 +242,9 @@ def subject_name(counter: tuple[str, UUID]) -> str:
     return level if level == "tenant" else f"{level}:{subject_id}"
 
 
-def subject_arguments(subject: Subject) -> tuple[str | int, ...]:
-    return (subject.level, str(subject.id), *limit_arguments(subject))
+def subject_arguments(subject: Subject, width: int) -> tuple[str | int, ...]:
+    """The first `width` limits: the last one is asked of sessions only."""
+    return (subject.level, str(subject.id), *limit_arguments(subject)[:width])
 
 
 def limit_arguments(subject: Subject) -> tuple[str | int, ...]:
@@ -264,6 +275,11 @@ def reservation_arguments(reservation: Reservation) -> tuple[str | int, ...]:
     )
 
 
+def session_argument(request: ReservationRequest) -> str:
+    """The session that the counters count; empty where no limit needs it."""
+    return request.session or "" if request.counts_session else ""
+
+
 def subject_ids(request: ReservationRequest) -> tuple[str, str]:
     """The key, with the root of its group behind an @, and the adapter."""
     key, root = str(request.api_key_id), request.limit_root
@@ -272,8 +288,8 @@ def subject_ids(request: ReservationRequest) -> tuple[str, str]:
 
 
 def charge_arguments(reservation: Reservation) -> tuple[str, ...]:
-    subjects = subject_ids(reservation.request)
-    return (*subjects, reservation.day, reservation.month, admitted_under(reservation))
+    subjects, session = subject_ids(reservation.request), session_argument(reservation.request)
+    return (*subjects, reservation.day, reservation.month, admitted_under(reservation), session)
 
 
 def admitted_under(reservation: Reservation) -> str:

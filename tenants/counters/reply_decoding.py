@@ -24,12 +24,20 @@ from loraplex.tenants.counters.counter_replies import (
     SettledUse,
 )
 from loraplex.tenants.periods import period_end
-from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, NANO_PER_MICRO, Level, LimitName, Subject
+from loraplex.tenants.quotas.limits import (
+    BUDGETS,
+    COUNTED,
+    NANO_PER_MICRO,
+    PER_SESSION,
+    Level,
+    LimitName,
+    Subject,
+)
 
 # As the scripts number them, also in denials of the release that knew no groups.
 LEVELS: tuple[Level, ...] = ("tenant", "key", "adapter", "group")
 DECISION_WIDTH = 8
-USE_WIDTH = 12
+USE_WIDTH = 14
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
@@ -75,8 +83,10 @@ def decode_explanation(line: bytes | str | None) -> Explanation | None:
     )
 
 
-def decode_use(reply: Sequence[Any], subjects: Sequence[Subject]) -> tuple[int, list[LimitUse]] | None:
-    """Decode the reply of `read.lua` for these subjects: the epoch and the use."""
+def decode_use(
+    reply: Sequence[Any], subjects: Sequence[Subject], *, in_session: bool = False
+) -> tuple[int, list[LimitUse]] | None:
+    """Decode the reply of `read.lua` for these subjects: the epoch and the use. `in_session`: it has that of one session."""
     if not reply:
         return None
     at, day, month = moment(reply[1]), text(reply[2]), text(reply[3])
@@ -85,6 +95,7 @@ def decode_use(reply: Sequence[Any], subjects: Sequence[Subject]) -> tuple[int, 
         use
         for subject, row in zip(subjects, rows, strict=True)
         for use in _uses(subject, row, at, period_end(day), period_end(month))
+        if in_session or use.name != PER_SESSION
     ]
 
 
@@ -129,12 +140,14 @@ def _decision(row: Sequence[int], at: datetime, day: str, month: str) -> Decisio
 
 
 def _retry_after(failed: Decision, wait: int, at: datetime, day: str, month: str) -> float | None:
-    """A rate's wait is known; running requests may end at any time; what is used up waits for the end of its period."""
-    if wait < 0:
+    """A rate's wait is known; running requests may end at any time; what is used up waits for the end of its period, and that
+    of a session has none.
+    """
+    if wait < 0 or (failed.name == PER_SESSION and failed.used + failed.asked > failed.limit):
         return None
     if failed.name.endswith("_per_minute"):
         return wait / 1e6
-    if failed.name == "concurrent_requests":
+    if failed.name in ("concurrent_requests", PER_SESSION):
         return RETRY_S
     end_s = (period_end(day if failed.name.endswith("_per_day") else month) - at).total_seconds()
     return end_s if failed.exhausted else min(RETRY_S, end_s)
@@ -153,6 +166,7 @@ def _uses(
         (month[0], month[1], month_end),
         (day[2], day[3], day_end),
         (month[2], month[3], month_end),
+        (row[12], row[13], None),
     )
     return [
         LimitUse(

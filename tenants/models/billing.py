@@ -60,7 +60,8 @@ class RateCard(Base):
 class PriceVersion(Base):
     """A price of a card from the start of `effective` until its end, exclusive. `id` is a UUIDv7, which usage names.
 
-    Prices in micro-units of money per million tokens. A trigger refuses every change but an end in the future.
+    Prices in micro-units of money per million tokens; `reasoning` null: as `completion`. A trigger refuses every change but an
+    end in the future.
     """
 
     __tablename__ = "price_versions"
@@ -79,6 +80,7 @@ class PriceVersion(Base):
             f" AND completion BETWEEN 0 AND {MAX_PRICE}",
             name="prices",
         ),
+        CheckConstraint(f"reasoning BETWEEN 0 AND {MAX_PRICE}", name="reasoning"),
         CheckConstraint(
             "NOT isempty(effective) AND lower_inc(effective) AND NOT upper_inc(effective)", name="effective"
         ),
@@ -90,6 +92,7 @@ class PriceVersion(Base):
     prompt: Mapped[BigInt]
     cached_prompt: Mapped[BigInt]
     completion: Mapped[BigInt]
+    reasoning: Mapped[BigInt | None]
     effective: Mapped[Range[datetime]] = mapped_column(TSTZRANGE)
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 

@@ -18,11 +18,14 @@ LIMIT_COLUMNS = (
     "tokens_per_month",
     "budget_per_day",
     "budget_per_month",
+    "tokens_per_session",
     "max_adapters",
     "max_adapter_bytes",
     "max_keys",
     "default_max_tokens",
 )
+LATER = ("tokens_per_session", "default_max_tokens")
+"""Limits whose constraints came with them."""
 
 
 class Quota(Base):
@@ -38,8 +41,10 @@ class Quota(Base):
             ["tenant_id", "adapter_id"], ["adapters.tenant_id", "adapters.id"], ondelete="CASCADE"
         ),
         CheckConstraint("num_nonnulls(api_key_id, adapter_id) <= 1", name="level"),
-        CheckConstraint(" AND ".join(f"{column} >= 0" for column in LIMIT_COLUMNS[:-1]), name="limits"),
-        CheckConstraint("default_max_tokens >= 0", name="default_max_tokens"),
+        CheckConstraint(
+            " AND ".join(f"{name} >= 0" for name in LIMIT_COLUMNS if name not in LATER), name="limits"
+        ),
+        *(CheckConstraint(f"{name} >= 0", name=name) for name in LATER),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
@@ -53,6 +58,7 @@ class Quota(Base):
     tokens_per_month: Mapped[BigInt | None]
     budget_per_day: Mapped[BigInt | None]
     budget_per_month: Mapped[BigInt | None]
+    tokens_per_session: Mapped[BigInt | None]
     max_adapters: Mapped[BigInt | None]
     max_adapter_bytes: Mapped[BigInt | None]
     max_keys: Mapped[BigInt | None]

@@ -38,16 +38,21 @@ class UsageRecord(Base):
     """One row of the ledger: the usage of a request in disjoint token classes, or a correction of such a row.
 
     `id` is a UUIDv7, from which the month of the partition follows; `client_request_id` is the client's `x-request-id`.
-    `amount_pico` is tokens times micro-units per million tokens: exact, never rounded. A correction names what it reverses
-    and has its negative tokens and amount. `price_version_id` is null for rows from before rate cards. A row outlives keys
-    and adapters, so it names them without a foreign key. `system_fingerprint`: of the engine that ran the request; null for one that
-    none had begun, and for rows from before it was kept.
+    `amount_pico` is tokens times micro-units per million tokens: exact, never rounded. A correction names what it reverses and
+    has its negative tokens and amount. `completion_tokens` includes `reasoning_tokens`. `price_version_id` is null for rows
+    from before rate cards. A row outlives keys and adapters, so it names them without a foreign key. `system_fingerprint`: of
+    the engine that ran the request; null for one that none had begun, and for rows from before it was kept. `session`: a label
+    that the gateway made of what the client named so.
     """
 
     __tablename__ = "usage_records"
     __table_args__ = (
         Index("ix_usage_records_tenant_id_id", "tenant_id", "id"),
         Index("ix_usage_records_tenant_id_client_request_id", "tenant_id", "client_request_id"),
+        Index(
+            *("ix_usage_records_tenant_id_session_id", "tenant_id", "session", "id"),
+            postgresql_where=text("session IS NOT NULL"),
+        ),
         CheckConstraint(one_of("kind", KINDS), name="kind"),
         CheckConstraint(
             "num_nonnulls(reverses_id, reason) = CASE kind WHEN 'correction' THEN 2 ELSE 0 END",
@@ -87,6 +92,8 @@ class UsageRecord(Base):
     ttft_ms: Mapped[int | None]
     duration_ms: Mapped[int | None]
     system_fingerprint: Mapped[str | None]
+    reasoning_tokens: Mapped[BigInt] = mapped_column(server_default="0")
+    session: Mapped[str | None]
 
 
 class UsageRollup(Base):
@@ -107,6 +114,7 @@ class UsageRollup(Base):
     cached_tokens: Mapped[BigInt]
     completion_tokens: Mapped[BigInt]
     amount_pico: Mapped[Decimal] = mapped_column(Numeric(38, 0))
+    reasoning_tokens: Mapped[BigInt] = mapped_column(server_default="0")
 
 
 class MonthlyRollup(Base):
@@ -127,6 +135,7 @@ class MonthlyRollup(Base):
     cached_tokens: Mapped[BigInt]
     completion_tokens: Mapped[BigInt]
     amount_pico: Mapped[Decimal] = mapped_column(Numeric(38, 0))
+    reasoning_tokens: Mapped[BigInt] = mapped_column(server_default="0")
 
 
 class RequestRollup(Base):
@@ -189,7 +198,7 @@ class UsageTotal(Base):
     amount_nano: Mapped[BigInt]
 
 
-METERS = ("prompt", "cached_prompt", "completion")
+METERS = ("prompt", "cached_prompt", "completion", "reasoning")
 """The classes of tokens, each with a meter of its own."""
 
 

@@ -23,10 +23,12 @@ LimitName = Literal[
     "tokens_per_month",
     "budget_per_day",
     "budget_per_month",
+    "tokens_per_session",
 ]
 # The limits that an admission tests, in the order of the scripts; PostgreSQL counts the others.
 COUNTED: tuple[LimitName, ...] = get_args(LimitName)
-PERIODIC = COUNTED[3:]
+PERIODIC = COUNTED[3:7]
+PER_SESSION: LimitName = "tokens_per_session"
 RATES: frozenset[LimitName] = frozenset({"requests_per_minute", "tokens_per_minute"})
 BUDGETS: frozenset[LimitName] = frozenset({"budget_per_day", "budget_per_month"})
 MAX_INTEGER = 2**53 - 1
@@ -43,6 +45,7 @@ MAXIMA: Mapping[str, int] = MappingProxyType(
         "tokens_per_month": MAX_INTEGER,
         "budget_per_day": MAX_BUDGET,
         "budget_per_month": MAX_BUDGET,
+        "tokens_per_session": MAX_INTEGER,
         "max_adapters": MAX_INTEGER,
         "max_adapter_bytes": MAX_INTEGER,
         "max_keys": MAX_INTEGER,
@@ -57,8 +60,9 @@ TENANT_ONLY = tuple(MAXIMA)[len(COUNTED) :]
 class QuotaLimits:
     """Limits; None means unlimited, or the installation's default for the last four (`DefaultLimits`).
 
-    Budgets in micro-units of money. `default_max_tokens` refuses nothing: it bounds chat answers whose requests name no maximum;
-    0 is what the context leaves. Raises `InvalidField` naming the limit and its range.
+    Budgets in micro-units of money. `tokens_per_session` bounds each session by itself, and no request without one.
+    `default_max_tokens` refuses nothing: it bounds chat answers whose requests name no maximum; 0 is what the context leaves.
+    Raises `InvalidField` naming the limit and its range.
     """
 
     requests_per_minute: int | None = None
@@ -68,6 +72,7 @@ class QuotaLimits:
     tokens_per_month: int | None = None
     budget_per_day: int | None = None
     budget_per_month: int | None = None
+    tokens_per_session: int | None = None
     max_adapters: int | None = None
     max_adapter_bytes: int | None = None
     max_keys: int | None = None

@@ -19,6 +19,7 @@ class LimitsDocument(Record):
     tokens_per_month: int | None
     budget_per_day: int | None
     budget_per_month: int | None
+    tokens_per_session: int | None
     # Sent as the ETag, not in the body: so a result that is stored for a repetition has none.
     revision: int = Field(default=0, exclude=True)
 

@@ -16,6 +16,7 @@ from loraplex.tenants.quotas.limits import MAX_INTEGER, Level, LimitName, Subjec
 from loraplex.tenants.rate_state import RateState
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+SESSION: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 LEVELS: Final = tuple(
     ("tenant", *group, "key", *adapter) for group in ((), ("group",)) for adapter in ((), ("adapter",))
 )
@@ -41,10 +42,11 @@ class ReservationRequest:
     Token counts and `amount_nano` are upper bounds of what it uses; `sequences`, its prompts times `n`, run at the same time.
     A denial is explained by `request_id`, which the client knows. `subjects`: the tenant, the group if the key is in one, the key
     and, unless it is for the base model, the adapter, in this order, with their limits; `limit_root`: the root of the group.
-    Admission sets these two and `amount_nano`, by `bound`, before anything is reserved; the rest never changes.
+    `session`: the label of the session that it belongs to; `counts_session`: one of them limits its tokens.
+    Admission sets these three and `amount_nano`, by `bound`, before anything is reserved; the rest never changes.
     `tier`, the tenant's, and `adapter_name`, None for the base model, choose the price.
-    The ledger stores neither `subjects`, `limit_root`, `request_id`, `tier`, `adapter_name` nor `policy_epoch`, which only an
-    admission needs. Raises `InvalidField`.
+    The ledger stores of open requests neither `subjects`, `limit_root`, `request_id`, `tier`, `adapter_name`, `policy_epoch`,
+    which only an admission needs, nor the session. Raises `InvalidField`.
     """
 
     id: UUID
@@ -63,6 +65,8 @@ class ReservationRequest:
     subjects: tuple[Subject, ...] = ()
     limit_root: UUID | None = None
     amount_nano: int = 0
+    session: str | None = None
+    counts_session: bool = False
 
     def __post_init__(self) -> None:
         if self.subjects and tuple(subject.level for subject in self.subjects) not in LEVELS:
@@ -71,12 +75,17 @@ class ReservationRequest:
             )
         if not REQUEST_ID.fullmatch(self.request_id):
             raise InvalidField("request_id", f"request_id must match {REQUEST_ID.pattern}")
+        if self.session is not None and not SESSION.fullmatch(self.session):
+            raise InvalidField("session", f"session must match {SESSION.pattern}, or be null")
         _check_amounts(tokens=self.tokens, amount_nano=self.amount_nano, sequences=self.sequences)
 
     def bound(self, subjects: tuple[Subject, ...], limit_root: UUID | None, amount_nano: int) -> None:
         """Set the limits that it counts for, and the most it can cost. Raises `InvalidField`."""
         _check_amounts(amount_nano=amount_nano)
         self.subjects, self.limit_root, self.amount_nano = subjects, limit_root, amount_nano
+        self.counts_session = self.session is not None and any(
+            subject.limits.tokens_per_session is not None for subject in subjects
+        )
 
     @property
     def tokens(self) -> int:
@@ -85,8 +94,8 @@ class ReservationRequest:
 
     @property
     def has_periods(self) -> bool:
-        """Whether a limit per day or month holds for it: then it may not be admitted without the counters."""
-        return any(subject.limits.has_periods() for subject in self.subjects)
+        """Whether a limit per day, month or session holds for it: then it may not be admitted without the counters."""
+        return self.counts_session or any(subject.limits.has_periods() for subject in self.subjects)
 
 
 class LimitAtAdmission(NamedTuple):
@@ -156,7 +165,8 @@ class RequestTimings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettledUsage:
-    """What an ended request used; `prompt_tokens` includes `cached_tokens`. `outcome` None: it was cancelled.
+    """What an ended request used; `prompt_tokens` includes `cached_tokens`, and `completion_tokens` includes `reasoning_tokens`.
+    `outcome` None: it was cancelled.
 
     `amount_pico` follows from the price and is set by admission, as are `limits`, those of the reservation. `refused`: before
     anything ran, so that the request is given back too, not only what it reserved. `system_fingerprint`: of the engine that ran
@@ -168,6 +178,7 @@ class SettledUsage:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
     amount_pico: int = 0
     refused: bool = field(default=False, compare=False)
     system_fingerprint: str | None = field(default=None, compare=False)
@@ -175,8 +186,14 @@ class SettledUsage:
     limits: tuple[LimitAtAdmission, ...] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if not (0 <= self.cached_tokens <= self.prompt_tokens and self.completion_tokens >= 0):
-            raise InvalidField("usage", "tokens must not be negative, nor more of them cached than prompted")
+        if not (
+            0 <= self.cached_tokens <= self.prompt_tokens
+            and 0 <= self.reasoning_tokens <= self.completion_tokens
+        ):
+            raise InvalidField(
+                "usage",
+                "tokens must not be negative, nor more of them cached than prompted or reasoned than completed",
+            )
         _check_amounts(tokens=self.tokens, amount_nano=self.amount_nano)
 
     @property
@@ -191,7 +208,9 @@ class SettledUsage:
 
     def cost_pico(self, price: Price) -> int:
         """What it costs."""
-        return price.amount_pico(self.prompt_tokens, self.cached_tokens, self.completion_tokens)
+        return price.amount_pico(
+            self.prompt_tokens, self.cached_tokens, self.completion_tokens, self.reasoning_tokens
+        )
 
     def priced(self, price: Price) -> "SettledUsage":
         """The same usage with what it costs."""

@@ -23,6 +23,10 @@ REASONS: Final[dict[str, str]] = {
     "CREATE TRIGGER move_limit_roots": "it sets a column that the release before does not know",
     "CREATE TRIGGER move_rotated_root": "it sets columns that the release before does not know",
     "CREATE TRIGGER take_limit_root": "it sets columns that the release before does not know",
+    "ALTER TABLE meter_exports DROP CONSTRAINT ck_meter_exports_meter": "a wider one replaces it at once",
+    "CREATE OR REPLACE FUNCTION add_to_monthly_rollups": "it adds one more column, which has a default",
+    "DO $$ DECLARE body text; BEGIN FOR body IN SELECT pg_get_functiondef": "it minds one more column of quotas",
+    "DROP TRIGGER move_limit_roots": "they are made again in the same transaction",
 }
 """Statements that do more than add, by their beginning: why the release before is not affected."""
 HARMLESS: Final = re.compile(

@@ -25,7 +25,7 @@ from loraplex.platform.web.usage import queries as usage
 from loraplex.tenants.api_keys.use_cases import Member
 from loraplex.tenants.quotas import queries as stored_limits
 from loraplex.tenants.quotas import use_cases as quotas
-from loraplex.tenants.quotas.limits import COUNTED, NO_LIMITS, QuotaLimits
+from loraplex.tenants.quotas.limits import COUNTED, NO_LIMITS, PER_SESSION, QuotaLimits
 from loraplex.tenants.scopes import ADAPTERS_WRITE, KEYS_WRITE, USAGE_READ
 
 Reader = Annotated[PageRequest, opens(USAGE_READ)]
@@ -138,7 +138,7 @@ async def replay_draft(page: Reader) -> Response:
         form=form.entered(errors),
         subject=subject,
         choices=choices,
-        values={each: typed(each, own.get(each)) for each in COUNTED},
+        values={each: typed(each, own.get(each)) for each in COUNTED if each != PER_SESSION},
         found=found,
         error=error,
         days=limit_replay.DAYS,

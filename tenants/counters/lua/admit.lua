@@ -1,11 +1,12 @@
 -- Test every limit of every level, then take from all of them or from none. A denied request writes only its explanation.
--- ARGV: reservation id, request id, policy epoch, tokens, amount, sequences, lease in microseconds; then for each subject its
--- level, its id, and its seven limits in the order of `COUNTED`, '' for none. Amounts in nano-units. A group's use is its root's.
+-- ARGV: reservation id, request id, policy epoch, tokens, amount, sequences, lease in microseconds, the session or '' where none is
+-- counted; then for each subject its level, its id, and its limits in the order of `COUNTED`, '' for none: seven, and with a session
+-- that of its tokens. Amounts in nano-units. A group's use is its root's.
 
 local id, request_id, read_under = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local tokens, amount, sequences = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local lease = tonumber(ARGV[7])
-local FIRST, WIDTH = 8, 9
+local lease, session = tonumber(ARGV[7]), ARGV[8] ~= '' and ARGV[8] or nil
+local FIRST, WIDTH = 9, session and 10 or 9
 local LEVELS = { tenant = 1, key = 2, adapter = 3, group = 4 }
 local NEVER = -1
 local MAX_WAIT = 3600000000
@@ -87,8 +88,13 @@ local function test_period(level, subject, period, name, tokens_limit, amount_li
   end
 end
 
+local function test_session(level, subject, limit)
+  local use = redis.call('HMGET', session_key(session), subject, held_in_session(subject))
+  decide(level, 8, limit, tonumber(use[1]) or 0, tonumber(use[2]) or 0, tokens_needed, 0)
+end
+
 local request = { adapter = '-', tokens = ARGV[4], amount = ARGV[5], day = day, month = month, at = integer(now) }
-request.sequences = ARGV[6]
+request.sequences, request.session = ARGV[6], session
 local expired = expired_sequences()
 local levels = {}
 for first = FIRST, #ARGV, WIDTH do
@@ -99,7 +105,7 @@ for first = FIRST, #ARGV, WIDTH do
     request[kind] = subject_id
   end
   local limits = {}
-  for index = 1, 7 do
+  for index = 1, WIDTH - 2 do
     limits[index] = tonumber(ARGV[first + 1 + index]) or false
   end
   local rate = read_rate(rate_key(subject))
@@ -110,6 +116,9 @@ for first = FIRST, #ARGV, WIDTH do
   end
   test_period(level, subject, day, 4, limits[4], limits[6])
   test_period(level, subject, month, 5, limits[5], limits[7])
+  if limits[8] then
+    test_session(level, subject, limits[8])
+  end
 end
 
 local overdue = redis.call('ZCOUNT', key_of('leases', 'tenant'), '-inf', integer(now))

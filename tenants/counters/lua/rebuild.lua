@@ -16,6 +16,8 @@ end
 
 -- The reservations of the snapshot that have ended in the counters: their buckets have paid.
 local paid = {}
+-- The sessions of those that the counters have: the snapshot knows none.
+local sessions = {}
 
 -- A reservation that the old counters have and the snapshot lacks has ended in the ledger, or was not stored there. No later
 -- update tells the new counters what it used, so it pays its bound now; what has ended in the counters has paid.
@@ -29,10 +31,15 @@ local function settle_buckets()
   for index = 1, #open_reservations, 2 do
     local id, reservation = open_reservations[index], parse(open_reservations[index + 1])
     local owes = not (in_snapshot[id] or has_ended(id))
+    sessions[id] = reservation.session
     for _, subject in ipairs(subjects_of(reservation)) do
       redis.call('HDEL', rate_key(subject), reserved_field(), sequences_field())
+      if reservation.session then
+        redis.call('HDEL', session_key(reservation.session), held_in_session(subject))
+      end
       if owes then
         pay(rate_key(subject), reservation.tokens)
+        use_in_session(reservation, subject, reservation.tokens)
       end
     end
   end
@@ -59,6 +66,7 @@ for first = reservations, #ARGV, RESERVATION_WIDTH do
   local reservation = { key = ARGV[first + 1], adapter = ARGV[first + 2], tokens = ARGV[first + 3] }
   reservation.amount, reservation.day, reservation.month = ARGV[first + 4], ARGV[first + 5], ARGV[first + 6]
   reservation.at, reservation.sequences = integer(now), ARGV[first + 7]
+  reservation.session = sessions[ARGV[first]]
   restore(ARGV[first], reservation, lease)
   if paid[ARGV[first]] then
     remember_end(ARGV[first], ENDED_SECONDS)

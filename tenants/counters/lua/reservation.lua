@@ -1,6 +1,7 @@
 -- An open reservation is in every counter it may end in, at every level; its end removes it from all of them.
--- Its record is one line: key, or key@root in a group, adapter or -, tokens, amount, day, month, time of admission, sequences, and
--- the requests per minute of each level, - for none. One that no admission wrote lacks the last.
+-- Its record is one line: key, or key@root in a group, adapter or -, tokens, amount, day, month, time of admission, sequences,
+-- the requests per minute of each level, - for none, and its session if that is counted. One that no admission wrote, or a release
+-- without sessions, may lack the last two. What such a release ends stays reserved of its session until a rebuild.
 
 local ENDED_SECONDS = 600
 local EXPIRED_AT_ONCE = 100
@@ -14,7 +15,7 @@ local function parse(record)
   reservation.day, reservation.month, reservation.at = parts[5], parts[6], parts[7]
   -- A release that counted requests wrote no number, and added none to the running sequences.
   reservation.sequences = parts[8] or '0'
-  reservation.requests_limits = parts[9]
+  reservation.requests_limits, reservation.session = parts[9], parts[10]
   return reservation
 end
 
@@ -115,12 +116,19 @@ local function reserve(id, reservation, lease)
     redis.call('HINCRBY', rate_key(subject), reserved_field(), reservation.tokens)
     redis.call('HINCRBY', rate_key(subject), sequences_field(), reservation.sequences)
     redis.call('EXPIRE', rate_key(subject), LIFE)
+    if reservation.session then
+      redis.call('HINCRBY', session_key(reservation.session), held_in_session(subject), reservation.tokens)
+    end
     redis.call('ZADD', key_of('leases', subject), now + lease, id)
     redis.call('EXPIRE', key_of('leases', subject), LIFE)
   end
   local record = { reservation.key, reservation.adapter, reservation.tokens, reservation.amount }
   record[5], record[6], record[7] = reservation.day, reservation.month, reservation.at
   record[8], record[9] = reservation.sequences, reservation.requests_limits
+  if reservation.session then
+    record[9], record[10] = reservation.requests_limits or '-', reservation.session
+    redis.call('EXPIRE', session_key(reservation.session), SESSION_LIFE)
+  end
   redis.call('HSET', key_of('open'), id, table.concat(record, ' '))
   redis.call('EXPIRE', key_of('open'), LIFE)
 end
@@ -133,6 +141,9 @@ local function remove(id, reservation)
     end
     release(rate_key(subject), reserved_field(), reservation.tokens)
     release(rate_key(subject), sequences_field(), reservation.sequences)
+    if reservation.session then
+      release(session_key(reservation.session), held_in_session(subject), reservation.tokens)
+    end
     redis.call('ZREM', key_of('leases', subject), id)
   end
   redis.call('HDEL', key_of('open'), id)
@@ -158,6 +169,14 @@ local function restore(id, reservation, lease)
   end
 end
 
+local function use_in_session(reservation, subject, tokens)
+  if reservation.session then
+    local key = session_key(reservation.session)
+    redis.call('HINCRBY', key, subject, tokens)
+    redis.call('EXPIRE', key, SESSION_LIFE)
+  end
+end
+
 -- Count the use.
 local function charge(reservation, tokens, amount)
   for _, subject in ipairs(subjects_of(reservation)) do
@@ -165,5 +184,6 @@ local function charge(reservation, tokens, amount)
       add_use(subject, period, 'tokens', tokens, 'amount', amount)
     end
     pay(rate_key(subject), tokens)
+    use_in_session(reservation, subject, tokens)
   end
 end

@@ -1,9 +1,9 @@
 -- End a reservation with its use. Returns whether there was one, whether an id without one was charged, and the epoch, 0 for
 -- none.
 -- ARGV: reservation id, tokens, amount, 1 for a request that was refused before anything ran, step; to charge an id without one
--- also key, adapter or -, day, month, and the only epoch under which to charge it, '' for any. `settle` remembers the end of
--- any id. `early`, before the ledger has the use, and `reap`, which only ends an expired lease, neither charge nor remember what
--- they do not find.
+-- also key, adapter or -, day, month, the only epoch under which to charge it, '' for any, and session or ''. `settle`
+-- remembers the end of any id. `early`, before the ledger has the use, and `reap`, which only ends an expired lease, neither
+-- charge nor remember what they do not find.
 
 local id, tokens, amount, refused, step = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
 local CHARGED_SECONDS = DAY
@@ -37,7 +37,8 @@ if step ~= 'settle' then
 end
 if ARGV[6] and not is_remembered(id) and (ARGV[10] == '' or ARGV[10] == epoch) then
   store_time()
-  charge({ key = ARGV[6], adapter = ARGV[7], day = ARGV[8], month = ARGV[9] }, tokens, amount)
+  local session = ARGV[11] ~= '' and ARGV[11] or nil
+  charge({ key = ARGV[6], adapter = ARGV[7], day = ARGV[8], month = ARGV[9], session = session }, tokens, amount)
   remember_end(id, CHARGED_SECONDS)
   return { 0, 1, in_force }
 end

@@ -7,6 +7,8 @@ local DAY = 86400
 local STATE_LIFE = 7 * DAY
 local LIFE = 8 * DAY
 local PERIOD_LIFE = { d = 10 * DAY, m = 40 * DAY }
+-- From the last request of a session on.
+local SESSION_LIFE = 7 * DAY
 
 -- What the keys and fields mean. Older scripts must ignore what is added under one layout; a change that they would misread needs
 -- the next one (README.md, "Gateways of two releases"). Any layout keeps the state's epoch, policy, clock and layout.
@@ -57,6 +59,15 @@ end
 
 local function rate_key(subject)
   return prefix .. buckets .. ':rate:' .. subject
+end
+
+-- What one session uses and has reserved of every subject. The ledger has no sums of sessions, so it outlives every rebuild.
+local function session_key(session)
+  return prefix .. 'session:' .. session
+end
+
+local function held_in_session(subject)
+  return 'held:' .. epoch .. ':' .. subject
 end
 
 local function use_key(subject, period)

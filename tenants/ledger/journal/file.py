@@ -40,7 +40,7 @@ from loraplex.tenants.ledger.journal.statements import (
 
 FRAME_BYTES: Final = PAGE_BYTES + 24
 # The end of a request, with every limit that it met and what its phases waited for, and its last progress, as text.
-OPEN_REQUEST_BYTES: Final = 3 * 1024 + 512
+OPEN_REQUEST_BYTES: Final = 4 * 1024
 # Positions that one transaction forgets, which bounds the pages it changes.
 FORGET_STEP: Final = 256
 MAX_REASON: Final = 500

@@ -1,6 +1,7 @@
 """The limits of a key bind the keys that it mints: together they use no more than it may, whatever comes between."""
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
@@ -159,6 +160,24 @@ async def test_a_key_lifts_no_limit_of_its_group(database: Database, valkey_url:
                 await keys.limits_for(target.key_id, none | {"requests_per_minute": 3})
         with pytest.raises(BoundNotHeld):
             await keys.rotate(other.key_id, 0)
+
+
+async def test_a_limit_of_sessions_alone_makes_a_group(database: Database, valkey_url: str) -> None:
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    root, child = await family(tenant, 2)
+    await limit_key(tenant, root.key_id, tokens_per_session=30)
+    async with tenant.gateway() as gateway:
+        for key in await again(tenant, root, child):
+            request = replace(tenant.request(key=key), session="ses_1")
+            if key.key_id == root.key_id:
+                await gateway.admit(request)
+            else:
+                with pytest.raises(LimitExceeded) as error:
+                    await gateway.admit(request)
+                assert (error.value.level, error.value.limit) == ("group", "tokens_per_session")
+    assert await roots(tenant, root, child) == [root.api_key_id] * 2
+    await limit_key(tenant, root.key_id)
+    assert await roots(tenant, root, child) == [None, None]
 
 
 async def test_a_root_binds_once_it_is_revoked_and_is_kept(database: Database, valkey_url: str) -> None:

@@ -60,6 +60,7 @@ class LimitedTenant:
         policy_epoch: int = POLICY,
         base: bool = False,
         sequences: int = 1,
+        session: str | None = None,
     ) -> ReservationRequest:
         """`base`: for the base model, without the adapter."""
         return ReservationRequest(
@@ -75,6 +76,8 @@ class LimitedTenant:
             completion_tokens=0,
             amount_nano=amount_nano,
             sequences=sequences,
+            session=session,
+            counts_session=session is not None,
         )
 
 
@@ -115,8 +118,10 @@ def decision(reply: Admitted | Denied, level: str, name: str) -> Decision:
     return next(found for found in reply.decisions if (found.level, found.name) == (level, name))
 
 
-async def used(counters: Counters, tenant: LimitedTenant) -> dict[tuple[str, str], LimitUse]:
-    uses = await counters.read(tenant.tenant_id, tenant.subjects)
+async def used(
+    counters: Counters, tenant: LimitedTenant, session: str | None = None
+) -> dict[tuple[str, str], LimitUse]:
+    uses = await counters.read(tenant.tenant_id, tenant.subjects, session)
     assert uses is not None
     return {(use.level, use.name): use for use in uses}
 

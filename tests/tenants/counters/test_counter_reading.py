@@ -32,7 +32,7 @@ class Watched(ScriptRunner):
         self, script: Script, state_key: str, arguments: Sequence[str | int], **bounds: float | None
     ) -> Any:
         reply = await super().run(script, state_key, arguments, **bounds)
-        self.subjects.append(len(arguments) // 3)
+        self.subjects.append((len(arguments) - 1) // 3)
         if self._between is not None and len(self.subjects) == 1:
             await self._between()
         return reply
@@ -52,7 +52,7 @@ async def test_a_script_reads_a_bounded_number_of_subjects(client: Redis, counte
     tenant = await with_counters(counters)
     await admit(counters, tenant.request())
     uses, read = await read_watched(client, tenant)
-    assert uses is not None and len(uses) == 153 * len(COUNTED)
+    assert uses is not None and len(uses) == 153 * (len(COUNTED) - 1)
     assert sum(read) == 153 and max(read) <= SUBJECTS_AT_ONCE
     running = {use.level: use.used for use in reversed(uses) if use.name == "concurrent_requests"}
     assert running == {"tenant": 1, "key": 1, "adapter": 1}

@@ -50,6 +50,7 @@ TWO: Mapping[str, int] = {
     "tokens_per_month": 20,
     "budget_per_day": 2,
     "budget_per_month": 2,
+    "tokens_per_session": 20,
 }
 
 
@@ -88,8 +89,8 @@ async def test_a_policy_published_before_the_rebuild_is_kept(counters: Counters)
 async def test_every_limit_holds_at_every_level(counters: Counters, level: str, name: str) -> None:
     tenant = await with_counters(counters, limited(level, QuotaLimits(**{name: TWO[name]})))
     for _ in range(2):
-        await admit(counters, tenant.request())
-    denied = await deny(counters, tenant.request())
+        await admit(counters, tenant.request(session="s"))
+    denied = await deny(counters, tenant.request(session="s"))
     assert failed(denied) == [(level, name)]
     (found,) = denied.decisions
     assert found.limit == TWO[name]
@@ -344,12 +345,15 @@ async def test_denials_are_kept_for_a_thousand_requests(client: Redis, counters:
 async def test_two_hundred_concurrent_requests_get_exactly_the_limit(
     valkey_url: str, counters: Counters, name: str
 ) -> None:
-    limit = {"tokens_per_minute": 509, "tokens_per_day": 509, "tokens_per_month": 500}.get(name, 50)
+    limit = dict.fromkeys(("tokens_per_month", "tokens_per_session"), 500).get(name, 50)
+    limit = 509 if name in ("tokens_per_minute", "tokens_per_day") else limit
     tenant = await with_counters(counters, LimitedTenant(adapter=QuotaLimits(**{name: limit})))
     other_client = open_valkey(valkey_url, command_s=10.0)
     gateways = (counters, Counters(other_client, command_s=10.0))
     began = time.monotonic()
-    replies = await asyncio.gather(*(gateways[number % 2].reserve(tenant.request()) for number in range(200)))
+    replies = await asyncio.gather(
+        *(gateways[number % 2].reserve(tenant.request(session="s")) for number in range(200))
+    )
     # A bucket of 50 or 509 per minute refills by less than a request in a second.
     refilled = 1 + int(time.monotonic() - began) if name.endswith("per_minute") else 0
     await other_client.aclose()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.models import Quota
 from loraplex.tenants.models.quotas import LIMIT_COLUMNS
-from loraplex.tenants.quotas.limits import COUNTED, MAXIMA, QuotaLimits, narrows, wider
+from loraplex.tenants.quotas.limits import COUNTED, MAXIMA, PERIODIC, QuotaLimits, narrows, wider
 
 
 def test_the_limits_are_those_of_the_table() -> None:
@@ -34,13 +34,17 @@ def test_only_days_and_months_need_the_counters() -> None:
     assert not QuotaLimits(
         requests_per_minute=1, tokens_per_minute=1, concurrent_requests=1, max_keys=1
     ).has_periods()
-    assert all(QuotaLimits(**{name: 1}).has_periods() for name in COUNTED[3:])
+    assert all(QuotaLimits(**{name: 1}).has_periods() for name in PERIODIC)
+    assert not QuotaLimits(tokens_per_session=1).has_periods()
 
 
 VALUES = st.one_of(st.none(), st.integers(0, 3))
 
 
-@given(st.lists(VALUES, min_size=11, max_size=11), st.lists(VALUES, min_size=11, max_size=11))
+@given(
+    st.lists(VALUES, min_size=len(LIMIT_COLUMNS), max_size=len(LIMIT_COLUMNS)),
+    st.lists(VALUES, min_size=len(LIMIT_COLUMNS), max_size=len(LIMIT_COLUMNS)),
+)
 def test_narrower_is_never_above(mine: list[int | None], above: list[int | None]) -> None:
     limits = QuotaLimits(**dict(zip(LIMIT_COLUMNS, mine, strict=True)))
     ceiling = QuotaLimits(**dict(zip(LIMIT_COLUMNS, above, strict=True)))

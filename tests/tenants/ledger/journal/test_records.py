@@ -3,6 +3,7 @@
 from dataclasses import replace
 from uuid import UUID
 
+import msgspec
 import pytest
 from tests.tenants.ledger.journal.fixtures import KEY, TENANT, progressed, reservation, used
 
@@ -32,6 +33,7 @@ LARGEST = SettledUsage(
     prompt_tokens=LARGE,
     cached_tokens=LARGE,
     completion_tokens=LARGE,
+    reasoning_tokens=LARGE,
     amount_pico=(1 << 53) * 1000 - 1000,
     system_fingerprint=f"fp_{'f' * 16}",
     timings=RequestTimings(
@@ -82,6 +84,16 @@ def test_texts_of_format_1_are_read() -> None:
 def test_a_reservation_is_read_as_it_was_written() -> None:
     each = reservation()
     assert read_reservation(reservation_text(each)) == each
+    in_session = replace(each, request=replace(each.request, session="ses_1", counts_session=True))
+    assert read_reservation(reservation_text(in_session)) == in_session
+
+
+def test_a_release_without_sessions_and_reasoning_reads_what_this_one_writes() -> None:
+    """It ignores fields that it does not know."""
+    each = reservation()
+    record = msgspec.json.decode(reservation_text(each))
+    record["request"]["not yet"] = record["price"]["price"]["not yet"] = 1
+    assert read_reservation(msgspec.json.encode(record).decode()) == each
 
 
 @pytest.mark.parametrize("usage", [used(3), progressed(4), LARGEST])
