@@ -166,6 +166,7 @@ class Completion:
     tops: tuple[Mapping[str, float], ...] = ()
     finish_reason: str | None = None
     error_code: str | None = None
+    reasoning_tokens: int = 0
 
     @property
     def time_to_first_token(self) -> float:
@@ -212,6 +213,7 @@ def decode(record: StreamRecord) -> Completion:
         tops=tuple(tops),
         finish_reason=reason,
         error_code=code,
+        reasoning_tokens=(usage.get("completion_tokens_details") or {}).get("reasoning_tokens", 0),
     )
 
 

@@ -140,7 +140,8 @@ def _compare_request(
 
 def _usage(row: Row) -> ReportedUsage:
     cached = row["cached_tokens"]
-    return ReportedUsage(row["uncached_tokens"] + cached, cached, row["completion_tokens"])
+    prompt, completion = row["uncached_tokens"] + cached, row["completion_tokens"]
+    return ReportedUsage(prompt, cached, completion, row["reasoning_tokens"])
 
 
 def _price(row: Row) -> Price:
@@ -149,17 +150,19 @@ def _price(row: Row) -> Price:
         prompt=row["price_uncached"] or 0,
         cached_prompt=row["price_cached"] or 0,
         completion=row["price_completion"] or 0,
+        reasoning=row["price_reasoning"],
     )
 
 
 def _amount_pico(price: Price, usage: ReportedUsage) -> int:
-    return price.amount_pico(usage.prompt, usage.cached, usage.completion)
+    return price.amount_pico(usage.prompt, usage.cached, usage.completion, usage.reasoning)
 
 
 def _apart(one: ReportedUsage, other: ReportedUsage) -> int:
-    """The tokens by which two usages differ; uncached, cached and completion tokens each count."""
+    """The tokens by which two usages differ; uncached, cached, completion and reasoning tokens each count."""
     return (
         abs((one.prompt - one.cached) - (other.prompt - other.cached))
         + abs(one.cached - other.cached)
-        + abs(one.completion - other.completion)
+        + abs((one.completion - one.reasoning) - (other.completion - other.reasoning))
+        + abs(one.reasoning - other.reasoning)
     )

@@ -47,11 +47,12 @@ class DrillLoad:
 
 @dataclass(frozen=True, slots=True)
 class ReportedUsage:
-    """The tokens that a response says it used. `cached` are among `prompt`."""
+    """The tokens that a response says it used. `cached` are among `prompt`, and `reasoning` among `completion`."""
 
     prompt: int
     cached: int
     completion: int
+    reasoning: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,12 @@ def outcome_of(
     """What became of the request of `record`, which has ended or timed out."""
     completion = decode(record)
     complete = completion.complete and not timed_out
-    usage = ReportedUsage(completion.prompt_tokens, completion.cached_tokens, completion.output_tokens)
+    usage = ReportedUsage(
+        completion.prompt_tokens,
+        completion.cached_tokens,
+        completion.output_tokens,
+        completion.reasoning_tokens,
+    )
     return RequestOutcome(
         request_id=record.request.request_id,
         started_s=started_s,

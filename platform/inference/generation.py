@@ -309,7 +309,7 @@ class Generation:
                 self._dependencies.poison_memory.record_finished(self._requests)
             usage = self._used_so_far("completed" if done else outcome, self.stats.timings())
             if usage.outcome == "revoked" and not streams:
-                usage = replace(usage, completion_tokens=0)
+                usage = replace(usage, completion_tokens=0, reasoning_tokens=0)
             reservation = await self._pending.reservation_or_none()
             controller = self._dependencies.admission_controller
             charged = charged and (usage.tokens > 0 or engine_code not in OVERLOADED)
@@ -330,6 +330,7 @@ class Generation:
             prompt_tokens=stats.prompt_tokens,
             cached_tokens=stats.cached_tokens,
             completion_tokens=stats.completion_tokens,
+            reasoning_tokens=stats.reasoning_tokens,
             system_fingerprint=stats.system_fingerprint,
             timings=timings,
         )

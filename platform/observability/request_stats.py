@@ -23,8 +23,9 @@ class RequestStats:
     tokens of one choice. `finish_reason` is the engine's, or `error`, or `abort` when the client disconnected.
     `finished_choices` ended without being aborted. `prompt_tokens`: those that the engine computed or found in its cache, a
     prompt once for all its choices; `cached_tokens` the part of them in the prefix cache; `completion_tokens` those of all
-    choices, `reasoning_tokens` the part of them that is thought, where `thought_counter` makes what counts it for a choice. `gateway_phases`: begin and end of what the gateway did, by name, and
-    `gateway_causes` what it waited for in them; `causes`: those of the engine's waits. `system_fingerprint`: the engine's.
+    choices, `reasoning_tokens` the part of them that is thought, where `thought_counter` makes what counts it for a choice.
+    `gateway_phases`: begin and end of what the gateway did, by name, and `gateway_causes` what it waited for in them; `causes`: those
+    of the engine's waits. `system_fingerprint`: the engine's.
     """
 
     arrival: float

@@ -21,7 +21,8 @@ WITH specificity (scope, rank) AS (VALUES ('all', 0), ('tier', 1), ('tenant', 2)
 rated AS (
     SELECT u.tenant_id, t.name, u.currency, u.amount_pico,
         u.uncached_tokens::numeric * CAST(:prompt AS bigint) + u.cached_tokens::numeric * CAST(:cached_prompt AS bigint)
-            + u.completion_tokens::numeric * CAST(:completion AS bigint) AS draft_pico,
+            + (u.completion_tokens - u.reasoning_tokens)::numeric * CAST(:completion AS bigint)
+            + u.reasoning_tokens::numeric * CAST(:reasoning AS bigint) AS draft_pico,
         u.currency = :currency
             AND coalesce(CAST(:tenant_id AS uuid), u.tenant_id) = u.tenant_id
             AND (CAST(:adapter_name AS text) IS NULL OR a.name = :adapter_name)
@@ -64,6 +65,7 @@ async def rate(
             "prompt": price.prompt,
             "cached_prompt": price.cached_prompt,
             "completion": price.completion,
+            "reasoning": price.of_reasoning,
             "month": month,
         },
     )

@@ -15,8 +15,8 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.billing.price_table import CardKey, CardVersions, PriceTable
-from loraplex.tenants.billing.pricing import Price, PriceVersion
-from loraplex.tenants.billing.rate_cards import KEY_COLUMNS
+from loraplex.tenants.billing.pricing import PriceVersion
+from loraplex.tenants.billing.rate_cards import KEY_COLUMNS, price_of
 from loraplex.tenants.billing.tenant_billing import TenantBillings, currency_of
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import PriceEpoch, RateCard, TenantBilling
@@ -76,9 +76,8 @@ async def load_table(session: AsyncSession) -> PriceTable:
     needed = func.upper_inf(PriceVersionRow.effective) | (
         func.upper(PriceVersionRow.effective) > func.now() - KEPT
     )
-    columns = (PriceVersionRow.id, PriceVersionRow.prompt, PriceVersionRow.cached_prompt)
     rows = await session.execute(
-        select(*KEY_COLUMNS, start, *columns, PriceVersionRow.completion)
+        select(*KEY_COLUMNS, start, PriceVersionRow)
         .join(RateCard, RateCard.id == PriceVersionRow.rate_card_id)
         .where(needed)
         .order_by(RateCard.id, start)
@@ -96,10 +95,9 @@ async def load_table(session: AsyncSession) -> PriceTable:
 
 def _versions(rows: Iterable[Any]) -> CardVersions:
     starts, versions = [], []
-    for _, _, _, currency, start, version_id, prompt, cached_prompt, completion in rows:
-        price = Price(prompt=prompt, cached_prompt=cached_prompt, completion=completion)
+    for _, _, _, currency, start, row in rows:
         starts.append(start)
-        versions.append(PriceVersion(id=version_id, currency=currency, price=price))
+        versions.append(PriceVersion(id=row.id, currency=currency, price=price_of(row)))
     return CardVersions(tuple(starts), tuple(versions))
 
 

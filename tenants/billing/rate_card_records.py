@@ -29,11 +29,12 @@ Scope = AllScope | TierScope | TenantScope | AdapterScope
 
 
 class PricesDocument(Record):
-    """Micro-units of money per million tokens."""
+    """Micro-units of money per million tokens. `reasoning` null: as `completion`, in which these tokens are."""
 
     prompt: int
     cached_prompt: int
     completion: int
+    reasoning: int | None = None
 
 
 class RateCardDocument(Record):

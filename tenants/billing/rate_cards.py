@@ -134,6 +134,7 @@ class RateCards:
             prompt=price.prompt,
             cached_prompt=price.cached_prompt,
             completion=price.completion,
+            reasoning=price.reasoning,
             effective=Range(begins, ends),
         )
         self._session.add(row)
@@ -175,6 +176,16 @@ def start_of(version: PriceVersion) -> datetime:
     if start is None:
         raise ValueError(f"price version {version.id} has no start")
     return start
+
+
+def price_of(version: PriceVersion) -> Price:
+    """The prices of a version."""
+    return Price(
+        prompt=version.prompt,
+        cached_prompt=version.cached_prompt,
+        completion=version.completion,
+        reasoning=version.reasoning,
+    )
 
 
 def _versions() -> Select[PriceVersion, str | None, UUID | None, str | None, str]:

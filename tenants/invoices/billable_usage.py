@@ -12,6 +12,7 @@ from sqlalchemy import Row, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.billing.rate_cards import price_of
 from loraplex.tenants.invoices.lines import Charge, LineKey, UsageSum
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import Adapter, Invoice, InvoiceLineRow, MonthlyRollup, PriceVersion
@@ -38,7 +39,13 @@ class BillableUsage:
         rollup = MonthlyRollup
         query = select(
             *(rollup.tenant_id, rollup.currency, rollup.month, rollup.adapter_id, rollup.price_version_id),
-            *(rollup.uncached_tokens, rollup.cached_tokens, rollup.completion_tokens, rollup.amount_pico),
+            *(
+                rollup.uncached_tokens,
+                rollup.cached_tokens,
+                rollup.completion_tokens,
+                rollup.reasoning_tokens,
+            ),
+            rollup.amount_pico,
         ).where(rollup.tenant_id.in_(self._tenant_ids), rollup.month < self._month.end)
         invoiced = await self._first_invoiced()
         sums: dict[Account, list[UsageSum]] = {}
@@ -86,10 +93,7 @@ class BillableUsage:
 async def prices_of(session: AsyncSession, ids: Iterable[UUID]) -> Mapping[UUID, Price]:
     """Return the prices of versions by their ids."""
     query = select(PriceVersion).where(PriceVersion.id.in_(set(ids)))
-    return {
-        each.id: Price(prompt=each.prompt, cached_prompt=each.cached_prompt, completion=each.completion)
-        for each in await session.scalars(query)
-    }
+    return {each.id: price_of(each) for each in await session.scalars(query)}
 
 
 def _usage_sum(row: Row[*tuple[Any, ...]]) -> UsageSum:
@@ -97,5 +101,11 @@ def _usage_sum(row: Row[*tuple[Any, ...]]) -> UsageSum:
         Month.of(row.month),
         None if row.adapter_id == NO_ID else row.adapter_id,
         None if row.price_version_id == NO_ID else row.price_version_id,
-        *(row.uncached_tokens, row.cached_tokens, row.completion_tokens, row.amount_pico),
+        *(
+            row.uncached_tokens,
+            row.cached_tokens,
+            row.completion_tokens,
+            row.reasoning_tokens,
+            row.amount_pico,
+        ),
     )

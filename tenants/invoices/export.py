@@ -22,7 +22,8 @@ from loraplex.tenants.invoices.invoices import InvoiceDetails
 from loraplex.tenants.invoices.lines import Charge, LineKey
 from loraplex.tenants.rfc3339 import utc_text
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""The first one had no reasoning tokens: neither their column nor their price."""
 INVOICE: Final = "invoice.json"
 PRICES: Final = "price_versions.json"
 BILLED: Final = "billed.json"
@@ -31,7 +32,7 @@ USAGE: Final = "usage.csv"
 DIGESTS: Final = "digests.txt"
 COLUMNS: Final = (
     *("id", "kind", "admitted_at", "adapter_id", "price_version_id"),
-    *("uncached_tokens", "cached_tokens", "completion_tokens", "amount_pico"),
+    *("uncached_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "amount_pico"),
 )
 DIGEST_LENGTH: Final = 16
 
@@ -48,6 +49,7 @@ class UsageRow:
     uncached_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0
     amount_pico: int
 
 
@@ -105,6 +107,7 @@ def _price_document(identity: UUID, period: PricePeriod) -> dict[str, Any]:
         "prompt": period.price.prompt,
         "cached_prompt": period.price.cached_prompt,
         "completion": period.price.completion,
+        "reasoning": period.price.reasoning,
         "effective_from": utc_text(period.since),
         "effective_to": utc_text(period.until),
     }

@@ -14,7 +14,7 @@ from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.invoices.months import Month
 
 PICO_PER_MICRO: Final = 1_000_000
-TOKEN_CLASSES: Final = ("uncached_prompt", "cached_prompt", "completion")
+TOKEN_CLASSES: Final = ("uncached_prompt", "cached_prompt", "completion", "reasoning")
 """Disjoint: every token of a request is in one of them."""
 CORRECTION: Final = "correction"
 """The class of an amount that no tokens explain: of corrections, and of usage from before rate cards."""
@@ -24,7 +24,10 @@ LineKind = Literal["usage", "adjustment", "minimum"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageSum:
-    """What requests of one month used of one adapter (None: the base model) under one price version (None: none)."""
+    """What requests of one month used of one adapter (None: the base model) under one price version (None: none).
+
+    `completion_tokens` includes `reasoning_tokens`, as rows of the ledger do.
+    """
 
     month: Month
     adapter_id: UUID | None
@@ -32,12 +35,13 @@ class UsageSum:
     uncached_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0
     amount_pico: int
 
     @classmethod
     def of(cls, month: Month, adapter_id: UUID | None, version: UUID | None, *amounts: int | Decimal) -> Self:
         """The sum with these amounts, in the order of its fields: sums of PostgreSQL are numeric, exact integers of any size."""
-        uncached, cached, completion, pico = map(int, amounts)
+        uncached, cached, completion, reasoning, pico = map(int, amounts)
         return cls(
             month=month,
             adapter_id=adapter_id,
@@ -45,6 +49,7 @@ class UsageSum:
             uncached_tokens=uncached,
             cached_tokens=cached,
             completion_tokens=completion,
+            reasoning_tokens=reasoning,
             amount_pico=pico,
         )
 
@@ -129,7 +134,8 @@ def charges_of(sums: Iterable[UsageSum], prices: Mapping[UUID, Price]) -> dict[L
 
 
 def _by_class(used: UsageSum, price: Price) -> dict[str, Charge]:
-    tokens = (used.uncached_tokens, used.cached_tokens, used.completion_tokens)
+    answer = used.completion_tokens - used.reasoning_tokens
+    tokens = (used.uncached_tokens, used.cached_tokens, answer, used.reasoning_tokens)
     if used.price_version_id is None:
         return {CORRECTION: Charge(sum(tokens), used.amount_pico)}
     each_class = zip(TOKEN_CLASSES, tokens, prices_by_class(price), strict=True)
@@ -138,9 +144,9 @@ def _by_class(used: UsageSum, price: Price) -> dict[str, Charge]:
     return charges | {CORRECTION: Charge(0, used.amount_pico - explained)}
 
 
-def prices_by_class(price: Price) -> tuple[int, int, int]:
+def prices_by_class(price: Price) -> tuple[int, int, int, int]:
     """Return the prices in the order of `TOKEN_CLASSES`."""
-    return price.prompt, price.cached_prompt, price.completion
+    return price.prompt, price.cached_prompt, price.completion, price.of_reasoning
 
 
 def outstanding_lines(

@@ -15,7 +15,7 @@ from uuid import UUID
 from sqlalchemy import Select, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.billing.rate_cards import price_of, start_of
 from loraplex.tenants.errors import InvalidField, InvoiceStateForbids, UsageIncomplete
 from loraplex.tenants.ids import FIRST_TIME, uuid7_from
 from loraplex.tenants.invoices.export import PricePeriod, UsageRow, write_export
@@ -33,7 +33,7 @@ _Charges: TypeAlias = tuple[Charge, ...]
 """One charge for each line."""
 _AMOUNTS: Final = (
     *(UsageRecord.uncached_tokens, UsageRecord.cached_tokens, UsageRecord.completion_tokens),
-    UsageRecord.amount_pico,
+    *(UsageRecord.reasoning_tokens, UsageRecord.amount_pico),
 )
 
 
@@ -129,11 +129,7 @@ class InvoiceRows:
     async def _load_prices(self, ids: Collection[UUID | None]) -> None:
         query = select(PriceVersion).where(PriceVersion.id.in_([each for each in ids if each is not None]))
         for each in await self.session.scalars(query.order_by(PriceVersion.id)):
-            price = Price(prompt=each.prompt, cached_prompt=each.cached_prompt, completion=each.completion)
-            since = each.effective.lower
-            if since is None:
-                raise ValueError(f"price version {each.id} has no begin")
-            self.prices[each.id] = PricePeriod(price, since, each.effective.upper)
+            self.prices[each.id] = PricePeriod(price_of(each), start_of(each), each.effective.upper)
 
     def _charges(self, sums: Sequence[UsageSum]) -> dict[LineKey, Charge]:
         return charges_of(sums, {identity: period.price for identity, period in self.prices.items()})

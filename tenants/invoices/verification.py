@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -97,7 +98,7 @@ def _recompute(folder: Path) -> None:
     credits = _items(folder, CREDITS, balance_of)
     month, terms = _read(INVOICE, invoice, _terms)
     prices = {identity: period.price for identity, period in periods.items()}
-    charges = _charges(folder, periods, prices)
+    charges = _charges(folder, _columns(invoice), periods, prices)
     lines = outstanding_lines(month, charges, billed, prices)
     totals = total_invoice(month, lines, credits, terms, billed_micro(month, billed))
     adapters = _read(INVOICE, invoice, _adapters)
@@ -106,19 +107,31 @@ def _recompute(folder: Path) -> None:
         for line in totals.lines
     ]
     documents = [each.model_dump(mode="json") for each in records]
-    computed = {"format": FORMAT, "lines": documents, **totals_document(totals, terms.currency)}
+    computed = {
+        "format": 1 if invoice.get("format") == 1 else FORMAT,
+        "lines": documents,
+        **totals_document(totals, terms.currency),
+    }
     _compare(INVOICE, {name: invoice.get(name) for name in computed}, computed)
 
 
+def _columns(invoice: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the columns of the rows: an export of the first format has none of reasoning tokens."""
+    return tuple(name for name in COLUMNS if name != "reasoning_tokens" or invoice.get("format") != 1)
+
+
 def _charges(
-    folder: Path, periods: Mapping[UUID, PricePeriod], prices: Mapping[UUID, Price]
+    folder: Path,
+    columns: tuple[str, ...],
+    periods: Mapping[UUID, PricePeriod],
+    prices: Mapping[UUID, Price],
 ) -> dict[LineKey, Charge]:
     """Add up the rows; each is checked by itself."""
     sums: dict[tuple[Month, UUID | None, UUID | None], list[int]] = {}
-    for place, row in _rows(folder):
+    for place, row in _rows(folder, columns):
         _check_row(place, row, periods)
         key = Month.of(row.admitted_at), row.adapter_id, row.price_version_id
-        total = sums.setdefault(key, [0, 0, 0, 0])
+        total = sums.setdefault(key, [0] * len(COLUMNS[5:]))
         for index, name in enumerate(COLUMNS[5:]):
             total[index] += getattr(row, name)
     return charges_of((UsageSum.of(*key, *total) for key, total in sums.items()), prices)
@@ -133,7 +146,7 @@ def _check_row(place: str, row: UsageRow, periods: Mapping[UUID, PricePeriod]) -
         bounds = f"{period.since.isoformat()} to {period.until and period.until.isoformat()}"
         raise Mismatch(Difference(f"{place} admitted_at", row.admitted_at.isoformat(), bounds))
     prompt = row.uncached_tokens + row.cached_tokens
-    amount = period.price.amount_pico(prompt, row.cached_tokens, row.completion_tokens)
+    amount = period.price.amount_pico(prompt, row.cached_tokens, row.completion_tokens, row.reasoning_tokens)
     if amount != row.amount_pico:
         raise Mismatch(Difference(f"{place} amount_pico", str(row.amount_pico), str(amount)))
 
@@ -147,14 +160,14 @@ def _require_price(
     return None if version is None else periods[version]
 
 
-def _rows(folder: Path) -> Iterator[tuple[str, UsageRow]]:
+def _rows(folder: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, UsageRow]]:
     with (folder / USAGE).open(newline="", errors="replace") as file:
         reader = csv.reader(file)
         try:
-            _compare(f"{USAGE}:1", next(reader, []), list(COLUMNS))
+            _compare(f"{USAGE}:1", next(reader, []), list(columns))
             for cells in reader:
                 place = f"{USAGE}:{reader.line_num}"
-                yield place, _read(place, cells, _usage_row)
+                yield place, _read(place, cells, partial(_usage_row, columns))
         except csv.Error as error:
             _refuse(f"{USAGE}:{reader.line_num}", error)
 
@@ -217,7 +230,12 @@ def _refuse(place: str, error: Exception) -> NoReturn:
 
 
 def _price_period(document: Any) -> tuple[UUID, PricePeriod]:
-    price = Price(**{name: _integer(document[name]) for name in ("prompt", "cached_prompt", "completion")})
+    names = [
+        name
+        for name in ("prompt", "cached_prompt", "completion", "reasoning")
+        if document.get(name) is not None
+    ]
+    price = Price(**{name: _integer(document[name]) for name in names})
     until = document["effective_to"]
     since = datetime.fromisoformat(document["effective_from"])
     period = PricePeriod(price, since, None if until is None else datetime.fromisoformat(until))
@@ -248,21 +266,17 @@ def _adapters(document: Any) -> dict[str | None, str | None]:
     return {each["adapter_id"]: each["adapter"] for each in document["lines"]}
 
 
-def _usage_row(cells: list[str]) -> UsageRow:
-    if len(cells) != len(COLUMNS):
-        raise ValueError(f"{len(cells)} columns in place of {len(COLUMNS)}")
+def _usage_row(columns: tuple[str, ...], cells: list[str]) -> UsageRow:
+    if len(cells) != len(columns):
+        raise ValueError(f"{len(cells)} columns in place of {len(columns)}")
     identity, kind, admitted_at, adapter_id, version, *numbers = cells
-    uncached, cached, completion, amount = map(int, numbers)
     return UsageRow(
         id=UUID(identity),
         kind=kind,
         admitted_at=datetime.fromisoformat(admitted_at),
         adapter_id=UUID(adapter_id) if adapter_id else None,
         price_version_id=UUID(version) if version else None,
-        uncached_tokens=uncached,
-        cached_tokens=cached,
-        completion_tokens=completion,
-        amount_pico=amount,
+        **dict(zip(columns[5:], map(int, numbers), strict=True)),
     )
 
 

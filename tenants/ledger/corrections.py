@@ -21,9 +21,9 @@ MAX_REASON: Final = 500
 CORRECTION: Final = "correction"
 COPIED: Final = (
     *("tenant_id", "client_request_id", "api_key_id", "adapter_id", "adapter_version", "digest", "outcome"),
-    *("price_version_id", "currency", "day", "month", "admitted_at", "system_fingerprint"),
+    *("price_version_id", "currency", "day", "month", "admitted_at", "system_fingerprint", "session"),
 )
-NEGATED: Final = ("uncached_tokens", "cached_tokens", "completion_tokens", "amount_pico")
+NEGATED: Final = ("uncached_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "amount_pico")
 
 
 class UsageCorrections:

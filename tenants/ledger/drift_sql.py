@@ -28,6 +28,7 @@ _RECORDS: Final = f"""usage_records r WHERE admitted_at >= :start AND admitted_a
 _HOURS: Final = (
     "tenants t JOIN usage_rollups u ON u.tenant_id = t.id WHERE u.hour >= :start AND u.hour < :end"
 )
+_SUMMED: Final = ("uncached_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
 _TOKENS: Final = "uncached_tokens + cached_tokens + completion_tokens"
 _BILLED: Final = "state IN ('final', 'paid')"
 _LINE: Final = "tenant_id, currency, adapter_id, price_version_id"
@@ -51,7 +52,7 @@ def _sums(expected: str, stored: str, key: str, place: str, columns: tuple[str, 
 
 
 def _rollups(expected: str, stored: str, key: str, place: str) -> str:
-    columns = ("requests", "uncached_tokens", "cached_tokens", "completion_tokens", "amount_pico")
+    columns = ("requests", *_SUMMED, "amount_pico")
     return _sums(expected, stored, f"tenant_id, {key}, price_version_id, currency", place, columns, "{}")
 
 
@@ -65,8 +66,7 @@ _ROLLUPS: Final = _rollups(
     f"""
         SELECT tenant_id, date_trunc('hour', admitted_at, 'UTC') AS hour, coalesce(adapter_id, '{NO_ID}') AS adapter_id,
             api_key_id, coalesce(price_version_id, '{NO_ID}') AS price_version_id, currency,
-            count(*) FILTER (WHERE kind = 'usage') AS requests, sum(uncached_tokens) AS uncached_tokens,
-            sum(cached_tokens) AS cached_tokens, sum(completion_tokens) AS completion_tokens,
+            count(*) FILTER (WHERE kind = 'usage') AS requests, {", ".join(f"sum({name}) AS {name}" for name in _SUMMED)},
             sum(amount_pico) AS amount_pico
         FROM {_RECORDS} GROUP BY 1, 2, 3, 4, 5, 6""",
     f"SELECT u.* FROM {_HOURS}",
@@ -79,8 +79,8 @@ _ROLLUPS: Final = _rollups(
 _MONTHLY: Final = _rollups(
     f"""
         SELECT u.tenant_id, CAST(:start AS timestamptz) AS month, u.adapter_id, u.price_version_id, u.currency,
-            sum(u.requests) AS requests, sum(u.uncached_tokens) AS uncached_tokens, sum(u.cached_tokens) AS cached_tokens,
-            sum(u.completion_tokens) AS completion_tokens, sum(u.amount_pico) AS amount_pico
+            sum(u.requests) AS requests, {", ".join(f"sum(u.{name}) AS {name}" for name in _SUMMED)},
+            sum(u.amount_pico) AS amount_pico
         FROM {_HOURS} GROUP BY 1, 3, 4, 5""",
     "SELECT * FROM monthly_rollups WHERE month >= :start AND month < :end",
     "month, adapter_id",

@@ -29,12 +29,13 @@ SAME: Final = (
         "outcome",
         "cached_tokens",
         "completion_tokens",
+        "reasoning_tokens",
         "ttft_ms",
         "duration_ms",
         "amount_pico",
     ),
     *("price_version_id", "client_request_id", "system_fingerprint", "reverses_id", "reason", "adapter_id"),
-    "currency",
+    *("currency", "session"),
 )
 """What a row of the ledger and the record of a request call the same."""
 Found: TypeAlias = Row[UsageRecord, str | None, str | None, str | None, str | None]
@@ -44,13 +45,14 @@ Found: TypeAlias = Row[UsageRecord, str | None, str | None, str | None, str | No
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFilters:
     """None selects all. `adapter` is a name, and `base_model` selects the requests without one. `key_id` is the public id of
-    a key, or the UUID of an erased one. `start` and `end`, exclusive, bound the time of admission.
+    a key, or the UUID of an erased one. `session` is a label. `start` and `end`, exclusive, bound the time of admission.
     """
 
     adapter: str | None = None
     base_model: bool = False
     key_id: str | None = None
     outcome: str | None = None
+    session: str | None = None
     start: datetime | None = None
     end: datetime | None = None
     slower_than_ms: int | None = None
@@ -136,8 +138,10 @@ class RequestLog:
         return RequestPage([*map(_logged, found)], await self._session.scalar(last))
 
     def _bounded(self, filters: RequestFilters) -> Select[UsageRecord]:
-        """The tenant's rows. Ids contain a time, which bounds the rows of a range of times."""
+        """The tenant's rows, or those of a session. Ids contain a time, which bounds the rows of a range of times."""
         query = select(UsageRecord).where(UsageRecord.tenant_id == self._tenant_id)
+        if filters.session is not None:
+            query = query.where(UsageRecord.session == filters.session)
         if filters.start is not None:
             query = query.where(UsageRecord.id >= uuid7_from(filters.start - CLOCKS_APART))
         if filters.end is not None:

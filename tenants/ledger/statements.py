@@ -22,6 +22,7 @@ STORED_USAGE: Final[dict[LiteralString, LiteralString]] = {
     "prompt_tokens": "uncached_tokens + cached_tokens",
     "cached_tokens": "cached_tokens",
     "completion_tokens": "completion_tokens",
+    "reasoning_tokens": "reasoning_tokens",
     "amount_pico": "amount_pico",
 }
 """Fields of `SettledUsage`, and where they come from in a row of the ledger."""
@@ -73,22 +74,22 @@ NO_ID: Final = "'00000000-0000-0000-0000-000000000000'::uuid"
 RECORD_COLUMNS: Final = """
     id, tenant_id, kind, reverses_id, reason, client_request_id, api_key_id, adapter_id, adapter_version, digest, outcome,
     uncached_tokens, cached_tokens, completion_tokens, price_version_id, currency, amount_pico, day, month, admitted_at,
-    ttft_ms, duration_ms, system_fingerprint
+    ttft_ms, duration_ms, system_fingerprint, reasoning_tokens, session
 """
 ADD_TO_ROLLUPS: Final = f"""
     INSERT INTO usage_rollups AS u (
         tenant_id, hour, adapter_id, api_key_id, price_version_id, currency, requests, uncached_tokens, cached_tokens,
-        completion_tokens, amount_pico
+        completion_tokens, amount_pico, reasoning_tokens
     )
     SELECT w.tenant_id, w.hour, w.model_id, w.api_key_id, coalesce(w.price_version_id, {NO_ID}), w.currency,
         count(*) FILTER (WHERE w.kind = 'usage'), sum(w.uncached_tokens)::bigint, sum(w.cached_tokens)::bigint,
-        sum(w.completion_tokens)::bigint, sum(w.amount_pico)
+        sum(w.completion_tokens)::bigint, sum(w.amount_pico), sum(w.reasoning_tokens)::bigint
     FROM written w GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6
     ON CONFLICT (tenant_id, hour, adapter_id, api_key_id, price_version_id, currency) DO UPDATE SET
         requests = u.requests + excluded.requests, uncached_tokens = u.uncached_tokens + excluded.uncached_tokens,
         cached_tokens = u.cached_tokens + excluded.cached_tokens,
         completion_tokens = u.completion_tokens + excluded.completion_tokens,
-        amount_pico = u.amount_pico + excluded.amount_pico
+        amount_pico = u.amount_pico + excluded.amount_pico, reasoning_tokens = u.reasoning_tokens + excluded.reasoning_tokens
 """
 
 
@@ -156,7 +157,7 @@ WITH given AS MATERIALIZED (
         adapter_id uuid, adapter_version integer, digest text, outcome text, uncached_tokens bigint, cached_tokens bigint,
         completion_tokens bigint, price_version_id uuid, currency text, amount_pico bigint, day text, month text,
         admitted_at timestamptz, ttft_ms integer, duration_ms integer, ttft_bucket integer, gap_buckets bigint[],
-        phases jsonb, limits jsonb, system_fingerprint text
+        phases jsonb, limits jsonb, system_fingerprint text, reasoning_tokens bigint, session text
     ) ORDER BY g.id
 ), locked AS MATERIALIZED (
     SELECT e.tenant_id, e.epoch FROM admission_epochs e
@@ -165,13 +166,14 @@ WITH given AS MATERIALIZED (
     INSERT INTO usage_records AS r ({RECORD_COLUMNS})
     SELECT g.id, g.tenant_id, g.kind, g.reverses_id, g.reason, g.client_request_id, g.api_key_id, g.adapter_id,
         g.adapter_version, g.digest, g.outcome, g.uncached_tokens, g.cached_tokens, g.completion_tokens,
-        g.price_version_id, g.currency, g.amount_pico, g.day, g.month, g.admitted_at, g.ttft_ms, g.duration_ms, g.system_fingerprint
+        g.price_version_id, g.currency, g.amount_pico, g.day, g.month, g.admitted_at, g.ttft_ms, g.duration_ms, g.system_fingerprint,
+        g.reasoning_tokens, g.session
     FROM given g LEFT JOIN locked l ON l.tenant_id = g.tenant_id
     WHERE g.outcome IS NOT NULL ORDER BY g.id
     ON CONFLICT (id) DO NOTHING
     RETURNING id, tenant_id, kind, api_key_id, adapter_id, coalesce(adapter_id, {NO_ID}) AS model_id, price_version_id,
-        currency, outcome, uncached_tokens, cached_tokens, completion_tokens, amount_pico, {AMOUNT_NANO} AS amount_nano,
-        day, month, date_trunc('hour', admitted_at, 'UTC') AS hour
+        currency, outcome, uncached_tokens, cached_tokens, completion_tokens, reasoning_tokens, amount_pico,
+        {AMOUNT_NANO} AS amount_nano, day, month, date_trunc('hour', admitted_at, 'UTC') AS hour
 ), removed AS (
     DELETE FROM reservations r USING given g WHERE r.id = g.id
 ), rolled_up AS ({ADD_TO_ROLLUPS}), counted AS ({COUNT_REQUESTS}), phased AS (

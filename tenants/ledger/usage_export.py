@@ -20,17 +20,21 @@ COLUMNS: Final = (
     *("adapter_version", "digest", "outcome", "uncached_tokens", "cached_tokens", "completion_tokens"),
     *("price_version_id", "currency", "price_uncached", "price_cached", "price_completion", "amount_pico"),
     *("day", "month", "admitted_at", "settled_at", "ttft_ms", "duration_ms", "system_fingerprint"),
+    *("reasoning_tokens", "price_reasoning", "session"),
 )
-"""Prices are micro-units per million tokens, so tokens times price are pico-units; null for rows from before rate cards."""
+"""Prices are micro-units per million tokens, so tokens times price are pico-units; null for rows from before rate cards.
+`completion_tokens` includes `reasoning_tokens`, which cost `price_reasoning` each.
+"""
 TEXTS: Final = ("client_request_id", "reason")
 """The columns whose text a client or an operator chose."""
 _PRICES: Final = {
-    "price_uncached": "prompt",
-    "price_cached": "cached_prompt",
-    "price_completion": "completion",
+    "price_uncached": "p.prompt",
+    "price_cached": "p.cached_prompt",
+    "price_completion": "p.completion",
+    "price_reasoning": "coalesce(p.reasoning, p.completion)",
 }
 _SELECTED: Final = ", ".join(
-    f"p.{_PRICES[name]} AS {name}" if name in _PRICES else f"r.{name}" for name in COLUMNS
+    f"{_PRICES[name]} AS {name}" if name in _PRICES else f"r.{name}" for name in COLUMNS
 )
 _ROWS: Final = text(f"""
     SELECT {_SELECTED} FROM usage_records r LEFT JOIN price_versions p ON p.id = r.price_version_id

@@ -361,6 +361,8 @@ def usage_row(reservation: Reservation, usage: SettledUsage) -> Row:
         "phases": _phases(timings),
         "limits": None if usage.limits is None else {"degraded": reservation.degraded, "met": usage.limits},
         "system_fingerprint": usage.system_fingerprint,
+        "reasoning_tokens": usage.reasoning_tokens,
+        "session": request.session,
     }
 
 

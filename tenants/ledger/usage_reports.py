@@ -20,9 +20,9 @@ from loraplex.tenants.periods import period_end, period_start, periods_of
 
 Bucket: TypeAlias = Literal["1h", "1d", "1mo"]
 Dimension: TypeAlias = Literal["tenant", "adapter", "key", "class"]
-CLASSES: Final = ("uncached_prompt", "cached_prompt", "completion", "correction")
-"""Token classes in the order of a report. `correction` has no tokens: it is the amount that tokens times prices do not explain,
-of corrections and of usage from before rate cards.
+CLASSES: Final = ("uncached_prompt", "cached_prompt", "completion", "correction", "reasoning")
+"""Token classes in the order of a report, by which cursors name them: a new one comes last. `correction` has no tokens: it is
+the amount that tokens times prices do not explain, of corrections and of usage from before rate cards.
 """
 NO_CLASS: Final = -1
 # A day is a number of seconds: `date_trunc` with a zone takes most of the time of a month's report.
@@ -48,11 +48,11 @@ _IN_RANGE: Final = "u.hour >= :start AND u.hour < :end"
 _OF_TENANT: Final = f"{{}} u WHERE u.tenant_id = :tenant_id AND {_IN_RANGE}"
 # Operators read all tenants: each by the key of the table, which begins with the tenant.
 _OF_ALL: Final = f"tenants t JOIN {{}} u ON u.tenant_id = t.id WHERE {_IN_RANGE}"
-_SUMMED: Final = "requests, uncached_tokens, cached_tokens, completion_tokens, amount_pico"
+_SUMMED: Final = "requests, uncached_tokens, cached_tokens, completion_tokens, reasoning_tokens, amount_pico"
 # Whole months from their rollups, what is before and after them from hours.
 _OF_EACH_TENANT: Final = text(f"""
 SELECT t.id, t.name, s.currency, sum(s.requests), sum(s.uncached_tokens) + sum(s.cached_tokens), sum(s.cached_tokens),
-    sum(s.completion_tokens), sum(s.amount_pico)
+    sum(s.completion_tokens), sum(s.reasoning_tokens), sum(s.amount_pico)
 FROM (
     SELECT tenant_id, currency, {_SUMMED} FROM monthly_rollups WHERE month >= :first_month AND month < :last_month
     UNION ALL
@@ -62,24 +62,29 @@ FROM (
 ) s JOIN tenants t ON t.id = s.tenant_id GROUP BY t.id, s.currency""")
 _GROUP: Final = "start, tenant_id, adapter_id, api_key_id, currency"
 _WHOLE_GROUPS: Final = f"""
-    SELECT {_GROUP}, {NO_CLASS} AS class, requests, uncached + cached AS prompt, cached, completion, amount FROM summed"""
+    SELECT {_GROUP}, {NO_CLASS} AS class, requests, uncached + cached AS prompt, cached, completion, reasoning, amount
+    FROM summed"""
 # Tokens are multiplied once per price, after they are added up.
 _BY_CLASS: Final = f"""
-    SELECT {_GROUP}, c.class, g.requests, c.prompt, c.cached, c.completion, c.amount
+    SELECT {_GROUP}, c.class, g.requests, c.prompt, c.cached, c.completion, c.reasoning, c.amount
     FROM (
         SELECT {_GROUP}, sum(s.requests) AS requests, sum(s.uncached) AS uncached, sum(s.cached) AS cached,
-            sum(s.completion) AS completion, coalesce(sum(s.uncached * p.prompt), 0) AS uncached_amount,
+            sum(s.completion) AS completion, sum(s.reasoning) AS reasoning,
+            coalesce(sum(s.uncached * p.prompt), 0) AS uncached_amount,
             coalesce(sum(s.cached * p.cached_prompt), 0) AS cached_amount,
-            coalesce(sum(s.completion * p.completion), 0) AS completion_amount, sum(s.amount) AS amount
+            coalesce(sum((s.completion - s.reasoning) * p.completion), 0) AS completion_amount,
+            coalesce(sum(s.reasoning * coalesce(p.reasoning, p.completion)), 0) AS reasoning_amount, sum(s.amount) AS amount
         FROM summed s LEFT JOIN price_versions p ON p.id = s.price_version_id
         GROUP BY {_GROUP}
     ) g CROSS JOIN LATERAL (VALUES
-        (0, g.uncached, 0, 0, g.uncached_amount), (1, g.cached, g.cached, 0, g.cached_amount),
-        (2, 0, 0, g.completion, g.completion_amount),
-        (3, 0, 0, 0, g.amount - g.uncached_amount - g.cached_amount - g.completion_amount)
-    ) c (class, prompt, cached, completion, amount)
+        (0, g.uncached, 0, 0, 0, g.uncached_amount), (1, g.cached, g.cached, 0, 0, g.cached_amount),
+        (2, 0, 0, g.completion - g.reasoning, 0, g.completion_amount),
+        (3, 0, 0, 0, 0, g.amount - g.uncached_amount - g.cached_amount - g.completion_amount - g.reasoning_amount),
+        (4, 0, 0, g.reasoning, g.reasoning, g.reasoning_amount)
+    ) c (class, prompt, cached, completion, reasoning, amount)
     WHERE c.prompt <> 0 OR c.completion <> 0 OR c.amount <> 0
-        OR c.class = 0 AND g.uncached = 0 AND g.cached = 0 AND g.completion = 0 AND g.amount = 0"""
+        OR c.class = 0 AND g.uncached = 0 AND g.cached = 0 AND g.completion = 0 AND g.reasoning = 0
+        AND g.amount = 0"""
 _ORDER: Final = "start, tenant_id, adapter_id, api_key_id, currency, class"
 _FOLLOWING: Final = """
     WHERE (start, tenant_id, adapter_id, api_key_id, currency, class)
@@ -125,12 +130,13 @@ class UsageKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageSums:
-    """`prompt_tokens` includes `cached_tokens`. `amount_pico` is exact."""
+    """`prompt_tokens` includes `cached_tokens`, and `completion_tokens` includes `reasoning_tokens`. `amount_pico` is exact."""
 
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
     amount_pico: int = 0
 
     def __add__(self, other: "UsageSums") -> "UsageSums":
@@ -139,6 +145,7 @@ class UsageSums:
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
             completion_tokens=self.completion_tokens + other.completion_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             amount_pico=self.amount_pico + other.amount_pico,
         )
 
@@ -180,7 +187,7 @@ async def usage_totals(session: AsyncSession, query: UsageQuery) -> dict[str, Us
     """The sums over the whole range by currency, which holds only currencies with usage."""
     statement = text(f"""
         SELECT u.currency, sum(u.requests), sum(u.uncached_tokens) + sum(u.cached_tokens), sum(u.cached_tokens),
-            sum(u.completion_tokens), sum(u.amount_pico)
+            sum(u.completion_tokens), sum(u.reasoning_tokens), sum(u.amount_pico)
         FROM {_source(query)} GROUP BY u.currency ORDER BY u.currency""")
     found = await session.execute(statement, _parameters(query))
     return {row[0]: _sums(row[1:]) for row in found}
@@ -294,13 +301,13 @@ WITH summed AS (
     SELECT {_STARTS[query.bucket]} AS start, {columns["tenant"]} AS tenant_id, {columns["adapter"]} AS adapter_id,
         {columns["key"]} AS api_key_id, u.currency{price}, sum(u.requests) AS requests,
         sum(u.uncached_tokens) AS uncached, sum(u.cached_tokens) AS cached, sum(u.completion_tokens) AS completion,
-        sum(u.amount_pico) AS amount
+        sum(u.reasoning_tokens) AS reasoning, sum(u.amount_pico) AS amount
     FROM {_source(query)} GROUP BY {", ".join(groups)}, u.currency{price}
 ), rows AS ({_BY_CLASS if by_class else _WHOLE_GROUPS}), page AS (
     SELECT * FROM rows{_FOLLOWING if following else ""} ORDER BY {_ORDER} LIMIT :limit
 )
 SELECT r.start, r.tenant_id, r.adapter_id, r.api_key_id, r.currency, r.class, r.requests, r.prompt, r.cached, r.completion,
-    r.amount, a.name, k.key_id, {_CONSOLE_KEY}
+    r.reasoning, r.amount, a.name, k.key_id, {_CONSOLE_KEY}
 FROM page r LEFT JOIN adapters a ON a.id = r.adapter_id LEFT JOIN api_keys k ON k.id = r.api_key_id
 ORDER BY {", ".join(f"r.{name}" for name in _ORDER.split(", "))}
 """)
@@ -314,7 +321,7 @@ def _ranked(query: UsageQuery, column: str, *, is_adapter: bool) -> TextClause:
 WITH summed AS MATERIALIZED (
     SELECT {_STARTS[query.bucket]} AS start, {column} AS id, u.currency, sum(u.requests) AS requests,
         sum(u.uncached_tokens) AS uncached, sum(u.cached_tokens) AS cached, sum(u.completion_tokens) AS completion,
-        sum(u.amount_pico) AS amount
+        sum(u.reasoning_tokens) AS reasoning, sum(u.amount_pico) AS amount
     FROM {_source(query)} GROUP BY 1, 2, 3
 ), ranked AS (
     SELECT id AS ranked_id, currency AS of_currency,
@@ -322,7 +329,7 @@ WITH summed AS MATERIALIZED (
     FROM summed GROUP BY id, currency
 ), rows AS (
     SELECT s.start, {_NO_ID} AS tenant_id, {adapter} AS adapter_id, {key} AS api_key_id, s.currency, {NO_CLASS} AS class,
-        sum(s.requests), sum(s.uncached) + sum(s.cached), sum(s.cached), sum(s.completion), sum(s.amount)
+        sum(s.requests), sum(s.uncached) + sum(s.cached), sum(s.cached), sum(s.completion), sum(s.reasoning), sum(s.amount)
     FROM summed s LEFT JOIN ranked n ON n.ranked_id = s.id AND n.of_currency = s.currency AND n.place <= :named
     GROUP BY {_GROUP}
 )
@@ -364,11 +371,12 @@ def _name(name: str | None, identity: UUID) -> str | None:
 
 def _sums(values: Any) -> UsageSums:
     """PostgreSQL's sums of 64 bits are `numeric`, which are whole numbers here."""
-    requests, prompt, cached, completion, amount = map(int, values)
+    requests, prompt, cached, completion, reasoning, amount = map(int, values)
     return UsageSums(
         requests=requests,
         prompt_tokens=prompt,
         cached_tokens=cached,
         completion_tokens=completion,
+        reasoning_tokens=reasoning,
         amount_pico=amount,
     )

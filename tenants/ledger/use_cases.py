@@ -29,6 +29,7 @@ async def reverse(uow: UnitOfWork, request_id: UUID, reason: str) -> CorrectionD
         prompt_tokens=correction.uncached_tokens + correction.cached_tokens,
         cached_tokens=correction.cached_tokens,
         completion_tokens=correction.completion_tokens,
+        reasoning_tokens=correction.reasoning_tokens,
         amount_pico=correction.amount_pico,
         currency=correction.currency,
     )

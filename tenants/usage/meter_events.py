@@ -30,11 +30,13 @@ COLLECT: Final = text("""
 WITH used AS MATERIALIZED (
     SELECT t.id AS tenant_id, r.hour, m.meter, m.tokens FROM tenants t
     CROSS JOIN LATERAL (
-        SELECT hour, sum(uncached_tokens) AS uncached, sum(cached_tokens) AS cached, sum(completion_tokens) AS completion
+        SELECT hour, sum(uncached_tokens) AS uncached, sum(cached_tokens) AS cached,
+            sum(completion_tokens) AS completion, sum(reasoning_tokens) AS reasoning
         FROM usage_rollups WHERE tenant_id = t.id AND hour >= :since AND hour < :until GROUP BY hour
     ) r
     CROSS JOIN LATERAL (
-        VALUES ('prompt', r.uncached), ('cached_prompt', r.cached), ('completion', r.completion)
+        VALUES ('prompt', r.uncached), ('cached_prompt', r.cached), ('completion', r.completion - r.reasoning),
+            ('reasoning', r.reasoning)
     ) m (meter, tokens)
 ), exported AS (
     SELECT tenant_id, hour, meter, sum(value) AS tokens, max(sequence) AS sequence FROM meter_exports

@@ -1,4 +1,8 @@
-"""Finished requests and corrections. Invariant: `prompt_tokens` includes `cached_tokens`, as in the responses of `/v1`."""
+"""Finished requests and corrections.
+
+Invariant: `prompt_tokens` includes `cached_tokens`, and `completion_tokens` includes `reasoning_tokens`, as in the responses of
+`/v1`.
+"""
 
 from typing import Annotated
 from uuid import UUID
@@ -15,7 +19,7 @@ def is_absent(value: object) -> bool:
 
 class RequestDocument(Record):
     """One finished request. `adapter` and `version` are null for the base model; times in milliseconds are null where unknown.
-    `system_fingerprint`: as in the response, null where it is unknown.
+    `system_fingerprint`: as in the response, null where it is unknown. `session`: the label made of what the client named so.
 
     `reverses_id` and `reason` are there in corrections, whose tokens and amount are added to those of the request that they
     name.
@@ -31,12 +35,14 @@ class RequestDocument(Record):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int
     ttft_ms: int | None
     duration_ms: int | None
     amount_pico: Pico
     price_version_id: UUID | None
     client_request_id: str | None
     system_fingerprint: str | None
+    session: str | None
     reverses_id: Annotated[UUID | None, Field(exclude_if=is_absent)] = None
     reason: Annotated[str | None, Field(exclude_if=is_absent)] = None
 
@@ -57,11 +63,14 @@ class LoggedRequest(RequestDocument):
         """The tokens of the prompt that were computed."""
         return self.prompt_tokens - self.cached_tokens
 
+    @property
+    def answer_tokens(self) -> int:
+        """The tokens of the completion without its reasoning."""
+        return self.completion_tokens - self.reasoning_tokens
+
 
 class CorrectionDocument(Record):
-    """What a correction adds to the ledger: negative tokens and a negative amount. `prompt_tokens` include `cached_tokens`;
-    `amount_pico` is in pico-units of `currency`.
-    """
+    """What a correction adds to the ledger: negative tokens and a negative amount. `amount_pico` is in pico-units of `currency`."""
 
     id: UUID
     request_id: UUID
@@ -70,5 +79,6 @@ class CorrectionDocument(Record):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int
     amount_pico: Pico
     currency: str

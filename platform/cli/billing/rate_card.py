@@ -45,11 +45,14 @@ CachedPrompt = Annotated[
     int | None, typer.Option(min=0, help="The same for cached prompt tokens. Default: as --prompt.")
 ]
 Completion = Annotated[int, typer.Option(min=0, help="The same for response tokens.")]
+Reasoning = Annotated[
+    int | None, typer.Option(min=0, help="The same for reasoning tokens. Default: as --completion.")
+]
 EffectiveFrom = Annotated[
     str | None, typer.Option(help="When it begins, such as 2030-01-31T12:00:00Z. Default: now.")
 ]
 Month = Annotated[str | None, typer.Option(help="YYYY-MM, in UTC. Default: last month.")]
-COLUMNS = ("currency", "applies_to", "effective_from", "prompt", "cached_prompt", "completion")
+COLUMNS = ("currency", "applies_to", "effective_from", "prompt", "cached_prompt", "completion", "reasoning")
 PREVIEW_COLUMNS = ("name", "currency", "billed_pico", "draft_pico")
 
 
@@ -60,6 +63,7 @@ async def create(
     prompt: Prompt,
     completion: Completion,
     cached_prompt: CachedPrompt = None,
+    reasoning: Reasoning = None,
     tier: Tier = None,
     tenant: TenantName = None,
     adapter: AdapterName = None,
@@ -70,7 +74,7 @@ async def create(
     """Add a version to a rate card. It ends its predecessor when it begins, and applies to later requests only."""
     check_scope(tier, tenant, adapter)
     begins = None if effective_from is None else read_time(effective_from)
-    price = price_of(prompt, cached_prompt, completion)
+    price = price_of(prompt, cached_prompt, completion, reasoning)
     async with command_unit_of_work(data_dir) as uow:
         key = await card_key(uow.session, currency, tier, tenant, adapter)
         made = await rate_cards.create(uow, key, price, begins)
@@ -100,6 +104,7 @@ async def preview(
     prompt: Prompt,
     completion: Completion,
     cached_prompt: CachedPrompt = None,
+    reasoning: Reasoning = None,
     tier: Tier = None,
     tenant: TenantName = None,
     adapter: AdapterName = None,
@@ -112,7 +117,7 @@ async def preview(
     The draft is taken to be in force all month; it prices what it covers, unless a more specific card did.
     """
     check_scope(tier, tenant, adapter)
-    price = price_of(prompt, cached_prompt, completion)
+    price = price_of(prompt, cached_prompt, completion, reasoning)
     async with open_database(data_dir) as database, database.as_operator() as session:
         key = await card_key(session, currency, tier, tenant, adapter)
         found = await rate_cards.preview(session, key, price, month)
@@ -139,10 +144,10 @@ def read_time(text: str) -> datetime:
     return time
 
 
-def price_of(prompt: int, cached_prompt: int | None, completion: int) -> Price:
+def price_of(prompt: int, cached_prompt: int | None, completion: int, reasoning: int | None) -> Price:
     """Return the price. Without one of their own, cached prompt tokens cost as much as others. Raises `InvalidField`."""
     cached = prompt if cached_prompt is None else cached_prompt
-    return Price(prompt=prompt, cached_prompt=cached, completion=completion)
+    return Price(prompt=prompt, cached_prompt=cached, completion=completion, reasoning=reasoning)
 
 
 async def card_key(

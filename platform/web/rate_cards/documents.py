@@ -48,11 +48,14 @@ class ScopeBody(RequestModel):
 
 
 class PricesBody(RequestModel):
-    """Micro-units per million tokens. A cached prompt token costs at most what another one does."""
+    """Micro-units per million tokens. A cached prompt token costs at most what another one does; without `reasoning`, or with null,
+    a reasoning token costs what another one of a completion does.
+    """
 
     prompt: PriceField
     cached_prompt: PriceField
     completion: PriceField
+    reasoning: PriceField | None = None
 
 
 class NewRateCardBody(RequestModel):

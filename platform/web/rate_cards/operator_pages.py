@@ -39,12 +39,18 @@ class RateCardForm(BaseModel):
     prompt: PriceField
     cached_prompt: PriceField
     completion: PriceField
+    reasoning: PriceField | None = None
     effective_from: datetime | None = None
 
     @property
     def price(self) -> Price:
         """Raises `InvalidField`."""
-        return Price(prompt=self.prompt, cached_prompt=self.cached_prompt, completion=self.completion)
+        return Price(
+            prompt=self.prompt,
+            cached_prompt=self.cached_prompt,
+            completion=self.completion,
+            reasoning=self.reasoning,
+        )
 
     @property
     def begins(self) -> datetime | None:

@@ -1,6 +1,7 @@
 """Response schemas of usage and of one request. Amounts are exact pico-units of money, as decimal strings.
 
-Invariant: `prompt_tokens` includes `cached_tokens`, as in the responses of `/v1`.
+Invariant: `prompt_tokens` includes `cached_tokens`, and `completion_tokens` includes `reasoning_tokens`, as in the responses of
+`/v1`.
 """
 
 from typing import Annotated, Generic, Literal, TypeVar
@@ -27,6 +28,7 @@ class UsageSumsDocument(ResponseModel):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int
     amount_pico: Pico
 
 
@@ -41,7 +43,8 @@ class UsageDocument(UsageSumsDocument):
     is not grouped by them, and UUIDs where the adapter or the key was erased.
 
     `token_class` is there in reports by class, whose rows have the tokens and the amount of one class: `uncached_prompt`,
-    `cached_prompt`, `completion`, or `correction` for an amount without tokens. `requests` is that of the whole group.
+    `cached_prompt`, `completion` without its reasoning, `reasoning`, or `correction` for an amount without tokens. `requests`
+    is that of the whole group.
     """
 
     start: UtcTime

@@ -39,6 +39,7 @@ CLASS_NAMES: Final = {
     "cached_prompt": "Prompt, cached",
     "completion": "Completion",
     "correction": "Correction",
+    "reasoning": "Reasoning",
 }
 PAGES: Final = {"adapter": ("adapters", ADAPTERS_READ), "key": ("keys", KEYS_WRITE)}
 """The pages of what a report is split by, and the scope that they need."""

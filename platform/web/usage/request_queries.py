@@ -170,9 +170,11 @@ async def _cost(session: AsyncSession, request: LoggedRequest) -> tuple[CostLine
     parts: Sequence[tuple[str, int, int]] = (
         ("uncached_prompt", request.uncached_tokens, price.prompt),
         ("cached_prompt", request.cached_tokens, price.cached_prompt),
-        ("completion", request.completion_tokens, price.completion),
+        ("completion", request.answer_tokens, price.completion),
+        ("reasoning", request.reasoning_tokens, price.of_reasoning),
     )
     return tuple(
         CostLine(token_class=name, tokens=tokens, price=each, amount_pico=tokens * each)
         for name, tokens, each in parts
+        if tokens or name != "reasoning"
     )

@@ -37,7 +37,10 @@ from loraplex.tenants.models import NO_ID
 _TOTALS: Final = "totals"
 """In a cursor: the totals of the first page, so that the others need not read the whole range again."""
 _REFUSED: Final = "refused"
-"""The same for the number of refused requests, which cursors of the last release lack."""
+"""The same for the number of refused requests."""
+_REASONING: Final = "reasoning"
+"""The same for the sum of reasoning tokens, which cursors of the last release lack."""
+_IN_TOTALS: Final = tuple(name for name in usage.SUMS if name != "reasoning_tokens")
 
 
 def _write_key(key: UsageKey) -> Position:
@@ -102,7 +105,8 @@ async def _report(
 ) -> _Report:
     if _TOTALS in filters:
         rows = await usage_rows(session, query, after, limit)
-        totals, refused = _read_totals(filters[_TOTALS]), int(filters.get(_REFUSED, 0))
+        totals = _read_totals(filters[_TOTALS], int(filters.get(_REASONING, 0)))
+        refused = int(filters.get(_REFUSED, 0))
         return _Report(filters["currency"], totals, refused, rows)
     rows, by_currency = await first_rows(session, query, limit)
     currency = chosen_currency(by_currency, query.currency, default)
@@ -117,7 +121,12 @@ def _document(
     report: _Report,
 ) -> UsageReportDocument[Any]:
     """Return a page. Its cursor keeps the range, the currency and the totals of the first one."""
-    kept = {_TOTALS: _write_totals(report.totals), _REFUSED: str(report.refused), "currency": report.currency}
+    kept = {
+        _TOTALS: _write_totals(report.totals),
+        _REASONING: str(report.totals.reasoning_tokens),
+        _REFUSED: str(report.refused),
+        "currency": report.currency,
+    }
     return UsageReportDocument[Any](
         data=[usage.usage_document(row, kind) for row in page.cut(report.rows)],
         next_cursor=replace(page, filters={**filters, **kept}).next(report.rows),
@@ -138,11 +147,12 @@ def chosen_currency(by_currency: Mapping[str, UsageSums], wanted: str | None, de
 
 
 def _write_totals(totals: UsageSums) -> str:
-    return " ".join(str(getattr(totals, name)) for name in usage.SUMS)
+    return " ".join(str(getattr(totals, name)) for name in _IN_TOTALS)
 
 
-def _read_totals(text: str) -> UsageSums:
-    return UsageSums(**dict(zip(usage.SUMS, map(int, text.split()), strict=True)))
+def _read_totals(text: str, reasoning_tokens: int) -> UsageSums:
+    totals = dict(zip(_IN_TOTALS, map(int, text.split()), strict=True))
+    return UsageSums(**totals, reasoning_tokens=reasoning_tokens)
 
 
 def _refuse_pages(request: Request) -> None:

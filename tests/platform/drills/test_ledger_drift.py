@@ -22,8 +22,9 @@ def outcome(request_id: str, usage: ReportedUsage | None = USAGE, deliveries: in
 
 
 def row(request_id: str | None, **changes: object) -> dict[str, object]:
-    tokens = {"uncached_tokens": 10, "cached_tokens": 4, "completion_tokens": 6}
+    tokens = {"uncached_tokens": 10, "cached_tokens": 4, "completion_tokens": 6, "reasoning_tokens": 0}
     prices = dict(zip(("price_uncached", "price_cached", "price_completion"), PRICES, strict=True))
+    prices["price_reasoning"] = 9
     facts = {"client_request_id": request_id, "outcome": "completed", "amount_pico": AMOUNT_PICO}
     return {**facts, **tokens, **prices, **changes}
 
@@ -52,12 +53,19 @@ def test_a_ledger_that_agrees_has_no_drift() -> None:
         ([row("a"), row("b"), row("c"), row(None)], (2 * AMOUNT_PICO, 0, 0, 0, 2)),
         ([row("a", amount_pico=AMOUNT_PICO - 1), row("b", amount_pico=AMOUNT_PICO + 1)], (2, 0, 0, 0, 0)),
         ([row("a", uncached_tokens=11, cached_tokens=3), row("b")], (0, 2, 0, 0, 0)),
+        ([row("a", reasoning_tokens=1), row("b")], (0, 2, 0, 0, 0)),
     ],
-    ids=["missing", "twice", "of no request", "amounts that cancel out", "other classes"],
+    ids=["missing", "twice", "of no request", "amounts that cancel out", "other classes", "reasoning"],
 )
 def test_each_difference_counts(rows: list[dict[str, object]], expected: tuple[int, ...]) -> None:
     drift = compare(rows, [outcome("a"), outcome("b")], 0)
     assert figures(drift) == expected and not drift.is_zero
+
+
+def test_reasoning_is_charged_at_its_own_price() -> None:
+    usage = ReportedUsage(USAGE.prompt, USAGE.cached, USAGE.completion, 2)
+    charged = row("a", reasoning_tokens=2, amount_pico=AMOUNT_PICO - 2 * PRICES[2] + 2 * 9)
+    assert compare([charged], [outcome("a", usage)], 0).is_zero
 
 
 def test_an_unanswered_request_is_charged_at_its_own_tokens_once() -> None:

@@ -45,7 +45,7 @@ COUNTS = st.integers(0, 10**12)
 MONTHS = """
     INSERT INTO monthly_rollups
     SELECT tenant_id, date_trunc('month', hour, 'UTC'), adapter_id, price_version_id, currency, sum(requests),
-        sum(uncached_tokens), sum(cached_tokens), sum(completion_tokens), sum(amount_pico)
+        sum(uncached_tokens), sum(cached_tokens), sum(completion_tokens), sum(amount_pico), sum(reasoning_tokens)
     FROM usage_rollups GROUP BY 1, 2, 3, 4, 5
 """
 
@@ -54,23 +54,26 @@ MONTHS = """
 def prices(draw: st.DrawFn) -> Price:
     prompt = draw(st.integers(0, MAX_PRICE))
     return Price(
-        prompt=prompt, cached_prompt=draw(st.integers(0, prompt)), completion=draw(st.integers(0, MAX_PRICE))
+        prompt=prompt,
+        cached_prompt=draw(st.integers(0, prompt)),
+        completion=draw(st.integers(0, MAX_PRICE)),
+        reasoning=draw(st.none() | st.integers(0, MAX_PRICE)),
     )
 
 
 @dataclass(frozen=True)
 class Row:
-    """An hour's usage of one adapter, None for the base model."""
+    """An hour's usage of one adapter, None for the base model. `tokens`: uncached, cached, answered and reasoned."""
 
     tenant_id: UUID
     adapter_name: str | None
     currency: str
     hour: datetime
-    tokens: tuple[int, int, int]
+    tokens: tuple[int, int, int, int]
 
     def amount(self, price: Price) -> int:
-        uncached, cached, completion = self.tokens
-        return price.amount_pico(uncached + cached, cached, completion)
+        uncached, cached, answered, reasoned = self.tokens
+        return price.amount_pico(uncached + cached, cached, answered + reasoned, reasoned)
 
 
 ROWS = st.builds(
@@ -79,7 +82,7 @@ ROWS = st.builds(
     st.sampled_from([None, "poet", "clerk"]),
     st.sampled_from(["USD", "EUR"]),
     st.sampled_from([FIRST - timedelta(hours=1), FIRST, LAST - timedelta(hours=1), LAST]),
-    st.tuples(COUNTS, COUNTS, COUNTS),
+    st.tuples(COUNTS, COUNTS, COUNTS, COUNTS),
 )
 # Every request of the rows has a price.
 CARDS = st.dictionaries(st.sampled_from(KEYS), prices(), min_size=0).flatmap(
@@ -123,12 +126,13 @@ async def store(session: AsyncSession, cards: Mapping[CardKey, Price], rows: lis
                 prompt=price.prompt,
                 cached_prompt=price.cached_prompt,
                 completion=price.completion,
+                reasoning=price.reasoning,
                 effective=Range(EVER, None),
             )
         )
     for row in rows:
         key = governing(cards, row)
-        uncached, cached, completion = row.tokens
+        uncached, cached, answered, reasoned = row.tokens
         session.add(
             UsageRollup(
                 tenant_id=row.tenant_id,
@@ -140,7 +144,8 @@ async def store(session: AsyncSession, cards: Mapping[CardKey, Price], rows: lis
                 requests=1,
                 uncached_tokens=uncached,
                 cached_tokens=cached,
-                completion_tokens=completion,
+                completion_tokens=answered + reasoned,
+                reasoning_tokens=reasoned,
                 amount_pico=row.amount(cards[key]),
             )
         )
@@ -192,7 +197,7 @@ async def test_a_draft_prices_exactly_what_it_would_have_priced(
 
 
 async def test_usage_from_before_rate_cards_counts_as_priced_for_all(database: Database) -> None:
-    row = Row(UUID(int=1), None, "USD", FIRST, (3, 2, 1))
+    row = Row(UUID(int=1), None, "USD", FIRST, (3, 2, 1, 0))
     async with database.as_operator() as session:
         await session.execute(text("RESET ROLE"))
         await store(session, {ALL: Price(prompt=1)}, [row])

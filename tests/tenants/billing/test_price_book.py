@@ -57,6 +57,15 @@ async def test_a_book_has_every_card_and_the_currencies(database: Database) -> N
         book.table.price(european, "free", None, in_euros)
 
 
+async def test_a_price_of_reasoning_is_in_the_book(database: Database) -> None:
+    await first_card(database)
+    thinking = Price(prompt=2, cached_prompt=1, completion=3, reasoning=5)
+    async with database.as_operator() as session:
+        begins = (await RateCards(session).create(ALL, thinking, None)).effective_from
+    book = await PriceBook.open(database)
+    assert book.table.price(uuid4(), "free", None, begins).price == thinking
+
+
 async def test_a_change_is_read_once_and_an_unchanged_table_not_at_all(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ class BilledTenant:
         cached: int = 0,
         completion: int = 0,
         *,
+        reasoning: int = 0,
         currency: str = "USD",
         adapter_id: UUID | None = None,
         kind: str = "usage",
@@ -65,9 +66,12 @@ class BilledTenant:
         version = self.versions[currency] if with_version else None
         price = Price() if version is None else self.prices[version]
         amount = (
-            price.amount_pico(uncached + cached, cached, completion) if amount_pico is None else amount_pico
+            price.amount_pico(uncached + cached, cached, completion, reasoning)
+            if amount_pico is None
+            else amount_pico
         )
         tokens = {"uncached_tokens": uncached, "cached_tokens": cached, "completion_tokens": completion}
+        tokens["reasoning_tokens"] = reasoning
         charged = tokens | {"amount_pico": amount}
         row = UsageRecord(
             id=uuid7(),
@@ -143,6 +147,7 @@ async def bill(
                     prompt=price.prompt,
                     cached_prompt=price.cached_prompt,
                     completion=price.completion,
+                    reasoning=price.reasoning,
                     effective=Range(BEGIN, None),
                 )
             )

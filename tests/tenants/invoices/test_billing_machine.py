@@ -39,16 +39,17 @@ Answer = TypeVar("Answer")
 MONTHS = tuple(Month(2026, number) for number in (1, 2))
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 ADAPTER = UUID(int=5)
-PRICE = Price(prompt=1_333_333, cached_prompt=77_777, completion=5_999_999)
+PRICE = Price(prompt=1_333_333, cached_prompt=77_777, completion=5_999_999, reasoning=7_111_111)
 STEPS = 15
 ROLLUP_KEY: LiteralString = "tenant_id, adapter_id, price_version_id, currency"
 MONTHLY_ROLLUPS: LiteralString = f"""
-    SELECT {ROLLUP_KEY}, month, requests, uncached_tokens, cached_tokens, completion_tokens, amount_pico FROM monthly_rollups
+    SELECT {ROLLUP_KEY}, month, requests, uncached_tokens, cached_tokens, completion_tokens, amount_pico,
+        reasoning_tokens FROM monthly_rollups
     ORDER BY {ROLLUP_KEY}, month
 """
 SUMS_OF_HOURS: LiteralString = f"""
     SELECT {ROLLUP_KEY}, date_trunc('month', hour, 'UTC') AS month, sum(requests), sum(uncached_tokens),
-        sum(cached_tokens), sum(completion_tokens), sum(amount_pico)
+        sum(cached_tokens), sum(completion_tokens), sum(amount_pico), sum(reasoning_tokens)
     FROM usage_rollups GROUP BY {ROLLUP_KEY}, month ORDER BY {ROLLUP_KEY}, month
 """
 months = st.sampled_from(MONTHS)
@@ -97,8 +98,11 @@ class BillingMachine(RuleBasedStateMachine):
     def use(self, tenant: int, month: Month, tokens: int, adapter: UUID | None) -> None:
         """Usage, or a correction of negative tokens."""
         kind = "correction" if tokens < 0 else "usage"
-        self.run(self.tenants[tenant].use(month.begin, tokens, 1, 2, adapter_id=adapter, kind=kind))
-        self.used[tenant, month] = self.used.get((tenant, month), 0) + PRICE.amount_pico(tokens + 1, 1, 2)
+        self.run(
+            self.tenants[tenant].use(month.begin, tokens, 1, 2, reasoning=1, adapter_id=adapter, kind=kind)
+        )
+        amount = PRICE.amount_pico(tokens + 1, 1, 2, 1)
+        self.used[tenant, month] = self.used.get((tenant, month), 0) + amount
 
     @rule(tenant=tenants, amount=st.integers(1, 100), priority=st.integers(0, 1), expires=st.booleans())
     def grant(self, tenant: int, amount: int, priority: int, expires: bool) -> None:

@@ -15,7 +15,7 @@ from loraplex.tenants.actors import system_actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvoiceStateForbids, UsageIncomplete
 from loraplex.tenants.invoices import use_cases as invoices
-from loraplex.tenants.invoices.export import DIGESTS, INVOICE, USAGE
+from loraplex.tenants.invoices.export import BILLED, CREDITS, DIGESTS, INVOICE, PRICES, USAGE, digest_lines
 from loraplex.tenants.invoices.rows import export_invoice
 from loraplex.tenants.invoices.verification import verify_export
 from loraplex.tenants.unit_of_work import unit_of_work
@@ -40,7 +40,9 @@ async def busy_tenant(database: Database) -> BilledTenant:
         adapter_id = (await add(RegistryWriter(session, tenant.id), 1)).adapter_id
     for day in range(20):
         at = JANUARY.begin + timedelta(days=day, microseconds=day)
-        await tenant.use(at, 1000 + day, 500 * day, 77, adapter_id=adapter_id if day % 3 else None)
+        await tenant.use(
+            at, 1000 + day, 500 * day, 77, reasoning=7, adapter_id=adapter_id if day % 3 else None
+        )
     await tenant.use(JANUARY.begin, 9, amount_pico=5_500_000, with_version=False)
     return tenant
 
@@ -63,6 +65,30 @@ async def test_the_recomputed_bill_agrees(database: Database, tmp_path: Path) ->
         assert verify_export(await export(database, identity, tmp_path / str(number))) == []
     assert len((tmp_path / "0" / USAGE).read_text().splitlines()) == 1 + 21
     assert len((tmp_path / "1" / USAGE).read_text().splitlines()) == 1 + 23 + 2
+
+
+async def test_an_export_of_the_format_without_reasoning_is_recomputed(
+    database: Database, tmp_path: Path
+) -> None:
+    tenant = await make_billed_tenant(database)
+    await tenant.use(JANUARY.begin, 12_345, 678, 9)
+    folder = await export(database, (await finalize(tenant)).id, tmp_path / "bill")
+    for name, old, new in (
+        (INVOICE, '"format": 2', '"format": 1'),
+        (PRICES, ' "reasoning": null,\n', ""),
+        (USAGE, ",reasoning_tokens", ""),
+        (USAGE, ",9,0,", ",9,"),
+    ):
+        text = (folder / name).read_text()
+        assert text.count(old) == 1
+        (folder / name).write_text(text.replace(old, new))
+    digests = [
+        f"{line}\n"
+        for name in (INVOICE, PRICES, BILLED, CREDITS, USAGE)
+        for line in digest_lines(folder, name)
+    ]
+    (folder / DIGESTS).write_text("".join(digests))
+    assert verify_export(folder) == []
 
 
 async def test_a_minimum_that_another_invoice_helps_to_reach_is_recomputed(
@@ -136,8 +162,8 @@ async def test_damage_of_any_kind_is_found(database: Database, tmp_path: Path) -
     [
         (INVOICE, '"tokens": 7000001', '"tokens": 7000002', "invoice.json lines[6] tokens"),
         (INVOICE, '"tax": ', '"tax": 1', "invoice.json tax"),
-        (USAGE, ",7000001,3,11,", ",7000001,4,11,", "usage.csv:25 amount_pico"),
-        (USAGE, ",-1000,0,0,", ",-1001,0,0,", "invoice.json lines"),
+        (USAGE, ",7000001,3,11,0,", ",7000001,4,11,0,", "usage.csv:25 amount_pico"),
+        (USAGE, ",-1000,0,0,0,", ",-1001,0,0,0,", "invoice.json lines"),
         (USAGE, ",7000001,3,11,", ",x,3,11,", "usage.csv:25"),
     ],
 )

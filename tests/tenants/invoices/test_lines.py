@@ -25,7 +25,7 @@ OCTOBER, NOVEMBER = Month(2026, 10), Month(2026, 11)
 SUPPORT, FIRST, SECOND = UUID(int=1), UUID(int=2), UUID(int=3)
 PRICES = {
     FIRST: Price(prompt=3, cached_prompt=1, completion=7),
-    SECOND: Price(prompt=1_500_000, cached_prompt=150_000, completion=6_000_001),
+    SECOND: Price(prompt=1_500_000, cached_prompt=150_000, completion=6_000_001, reasoning=9_000_000),
 }
 TOKENS = st.integers(-(10**9), 10**12)
 
@@ -35,13 +35,14 @@ def used(
     cached: int = 0,
     completion: int = 0,
     *,
+    reasoning: int = 0,
     month: Month = NOVEMBER,
     adapter: UUID | None = SUPPORT,
     version: UUID | None = FIRST,
     amount: int | None = None,
 ) -> UsageSum:
     price = Price() if version is None else PRICES[version]
-    exact = uncached * price.prompt + cached * price.cached_prompt + completion * price.completion
+    exact = price.amount_pico(uncached + cached, cached, completion, reasoning)
     return UsageSum(
         month=month,
         adapter_id=adapter,
@@ -49,6 +50,7 @@ def used(
         uncached_tokens=uncached,
         cached_tokens=cached,
         completion_tokens=completion,
+        reasoning_tokens=reasoning,
         amount_pico=exact if amount is None else amount,
     )
 
@@ -58,6 +60,7 @@ def usage_sums(draw: st.DrawFn) -> UsageSum:
     version = draw(st.sampled_from([None, FIRST, SECOND]))
     return used(
         *(draw(TOKENS), draw(TOKENS), draw(TOKENS)),
+        reasoning=draw(TOKENS),
         month=draw(st.sampled_from([OCTOBER, NOVEMBER])),
         adapter=draw(st.sampled_from([None, SUPPORT])),
         version=version,
@@ -91,6 +94,16 @@ def test_there_is_one_line_per_adapter_class_and_price_version() -> None:
         (SUPPORT, "uncached_prompt", SECOND, 1_500_000, 1),
     ]
     assert {line.kind for line in lines} == {"usage"}
+
+
+def test_reasoning_is_a_line_of_its_own_at_its_price_or_that_of_a_completion() -> None:
+    sums = [used(completion=10, reasoning=4), used(completion=3, reasoning=3, version=SECOND)]
+    lines = outstanding_lines(NOVEMBER, charges_of(sums, PRICES), {}, PRICES)
+    assert [(line.token_class, line.price, line.tokens, line.amount_pico) for line in lines] == [
+        ("completion", 7, 6, 42),
+        ("reasoning", 7, 4, 28),
+        ("reasoning", 9_000_000, 3, 27_000_000),
+    ]
 
 
 def test_an_amount_without_tokens_is_a_correction_line() -> None:

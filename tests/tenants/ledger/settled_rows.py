@@ -20,21 +20,22 @@ ADAPTER, KEY = UUID(int=7), UUID(int=8)
 PRICE = fixed_version(Price(prompt=100, cached_prompt=50, completion=120))
 ROLLUPS = """
     SELECT tenant_id, hour, adapter_id, api_key_id, price_version_id, currency, requests, uncached_tokens, cached_tokens,
-        completion_tokens, amount_pico FROM usage_rollups ORDER BY 1, 2, 3, 4
+        completion_tokens, amount_pico, reasoning_tokens FROM usage_rollups ORDER BY 1, 2, 3, 4
 """
 SUMS = """
     SELECT tenant_id, date_trunc('hour', admitted_at, 'UTC'), coalesce(adapter_id, :no_id), api_key_id,
         coalesce(price_version_id, :no_id), currency, count(*), sum(uncached_tokens)::bigint, sum(cached_tokens)::bigint,
-        sum(completion_tokens)::bigint, sum(amount_pico) FROM usage_records GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4
+        sum(completion_tokens)::bigint, sum(amount_pico), sum(reasoning_tokens)::bigint
+    FROM usage_records GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4
 """
 MONTHS = """
     SELECT tenant_id, month, adapter_id, price_version_id, currency, requests, uncached_tokens, cached_tokens,
-        completion_tokens, amount_pico FROM monthly_rollups ORDER BY 1, 2, 3, 4, 5
+        completion_tokens, amount_pico, reasoning_tokens FROM monthly_rollups ORDER BY 1, 2, 3, 4, 5
 """
 MONTH_SUMS = """
     SELECT tenant_id, date_trunc('month', admitted_at, 'UTC'), coalesce(adapter_id, :no_id), coalesce(price_version_id, :no_id),
         currency, count(*), sum(uncached_tokens)::bigint, sum(cached_tokens)::bigint, sum(completion_tokens)::bigint,
-        sum(amount_pico)
+        sum(amount_pico), sum(reasoning_tokens)::bigint
     FROM usage_records GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
 """
 TOTALS = (
@@ -64,12 +65,15 @@ def reservation(
     return Reservation(request=request, day=periods.day, month=periods.month, admitted_at=at, price=PRICE)
 
 
-def usage(prompt: int = 10, cached: int = 4, completion: int = 5, amount: int = 1001) -> SettledUsage:
+def usage(
+    prompt: int = 10, cached: int = 4, completion: int = 5, amount: int = 1001, reasoning: int = 0
+) -> SettledUsage:
     return SettledUsage(
         outcome="completed",
         prompt_tokens=prompt,
         cached_tokens=cached,
         completion_tokens=completion,
+        reasoning_tokens=reasoning,
         amount_pico=amount,
     )
 

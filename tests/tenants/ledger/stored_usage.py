@@ -41,6 +41,8 @@ class Used:
     id: UUID | None = None
     reverses_id: UUID | None = None
     adapter_version: int = 1
+    reasoning: int = 0
+    session: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class UsingTenant:
         if used.price_version_id is None:
             return used
         price = self.prices[used.price_version_id]
-        amount = price.amount_pico(used.uncached + used.cached, used.cached, used.completion)
+        prompt = used.uncached + used.cached
+        amount = price.amount_pico(prompt, used.cached, used.completion, used.reasoning)
         return replace(used, amount_pico=amount, currency=self.currencies[used.price_version_id])
 
     def version(self, currency: str, number: int = 0) -> UUID:
@@ -97,16 +100,17 @@ def make_tenant(url: str, name: str | None = None) -> UsingTenant:
             for version, price in enumerate(
                 (
                     Price(prompt=3_000_001, cached_prompt=1, completion=7_000_003),
-                    Price(prompt=5, completion=11),
+                    Price(prompt=5, completion=11, reasoning=23),
                 ),
                 start=1,
             ):
                 version_id = uuid7()
                 connection.execute(
-                    "INSERT INTO price_versions (id, rate_card_id, version, prompt, cached_prompt, completion, effective)"
-                    " VALUES (%s, %s, %s, %s, %s, %s, tstzrange(%s, %s))",
+                    "INSERT INTO price_versions (id, rate_card_id, version, prompt, cached_prompt, completion, reasoning,"
+                    " effective) VALUES (%s, %s, %s, %s, %s, %s, %s, tstzrange(%s, %s))",
                     [
                         *(version_id, card[0], version, price.prompt, price.cached_prompt, price.completion),
+                        price.reasoning,
                         *(f"{2019 + version}-01-01Z", f"{2020 + version}-01-01Z"),
                     ],
                 )
@@ -152,4 +156,6 @@ def _row(tenant: UsingTenant, used: Used) -> dict[str, Any]:
         "gap_buckets": [0] * BUCKETS,
         "phases": used.phases,
         "limits": used.limits,
+        "reasoning_tokens": used.reasoning,
+        "session": used.session,
     }

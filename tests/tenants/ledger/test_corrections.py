@@ -17,7 +17,8 @@ from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.models import UsageRecord
 
 SUMS = """
-    SELECT sum(uncached_tokens)::bigint, sum(cached_tokens)::bigint, sum(completion_tokens)::bigint, sum(amount_pico)::bigint
+    SELECT sum(uncached_tokens)::bigint, sum(cached_tokens)::bigint, sum(completion_tokens)::bigint, sum(amount_pico)::bigint,
+        sum(reasoning_tokens)::bigint
     FROM usage_records
 """
 TOTALS = "SELECT DISTINCT requests, tokens, amount_nano FROM usage_totals"
@@ -31,10 +32,10 @@ async def reverse(database: Database, record_id: UUID, reason: str = "the engine
 async def test_a_correction_takes_back_one_request_and_leaves_the_others(database: Database) -> None:
     tenant_id, ledger = await make_tenant(database), UsageLedger(database)
     kept, wrong = reservation(tenant_id), reservation(tenant_id)
-    await ledger.settle(kept, usage(amount=1001))
+    await ledger.settle(kept, usage(amount=1001, reasoning=3))
     sums, totals = await read(database, SUMS), await read(database, TOTALS)
     rollups = await read(database, ROLLUPS)
-    used = usage(prompt=70, cached=9, completion=11, amount=2_000_001)
+    used = usage(prompt=70, cached=9, completion=11, amount=2_000_001, reasoning=8)
     await ledger.settle(wrong, replace(used, system_fingerprint="fp_1"))
     await ledger.close()
     statuses = await read(database, "SELECT status, requests FROM request_rollups")
@@ -65,7 +66,7 @@ async def test_a_request_is_corrected_once_also_by_two_operators(database: Datab
     for reason in ("", "  ", "x" * (MAX_REASON + 1)):
         with pytest.raises(InvalidField, match="1 to 500"):
             await reverse(database, wrong.id, reason)
-    assert await read(database, SUMS) == [(0, 0, 0, 0)]
+    assert await read(database, SUMS) == [(0, 0, 0, 0, 0)]
 
 
 async def test_the_counters_follow_a_correction(database: Database, valkey_url: str) -> None:

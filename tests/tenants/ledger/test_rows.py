@@ -36,12 +36,17 @@ def test_usage_names_the_columns_of_its_statement() -> None:
 
 
 def test_a_correction_names_columns_of_its_statement() -> None:
-    settled = usage_row(RESERVATION, SettledUsage(outcome="completed", prompt_tokens=7, cached_tokens=3))
+    used = SettledUsage(
+        outcome="completed", prompt_tokens=7, cached_tokens=3, completion_tokens=5, reasoning_tokens=2
+    )
+    settled = usage_row(RESERVATION, used)
     names = {column.name for column in inspect(UsageRecord).columns}
     record = UsageRecord(**{name: value for name, value in settled.items() if name in names})
     correction = correction_row(record, "wrong")
     assert {*correction} <= {*read_columns(SETTLE)}
     assert (correction["uncached_tokens"], correction["cached_tokens"]) == (-4, -3)
+    assert (correction["completion_tokens"], correction["reasoning_tokens"]) == (-5, -2)
     differing = {name for name in correction if correction[name] != settled[name]}
-    assert differing == {"id", "kind", "reverses_id", "reason", "uncached_tokens", "cached_tokens"}
+    tokens = {"uncached_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"}
+    assert differing == {"id", "kind", "reverses_id", "reason", *tokens}
     assert (correction["reverses_id"], correction["reason"]) == (settled["id"], "wrong")

@@ -62,11 +62,13 @@ async def test_timings_become_histograms_and_phases(database: Database, ledger: 
         gap_buckets=counted(GAP_BOUNDS_MS, [1, 2, 2, 9999]),
     )
     met = LimitAtAdmission("key", "budget_per_day", 30, 5, 4, 3)
-    timed = replace(usage(), timings=timings, limits=(met,), system_fingerprint="fp_1")
+    timed = replace(usage(reasoning=2), timings=timings, limits=(met,), system_fingerprint="fp_1")
     slow = replace(timed, timings=replace(timings, ttft_ms=30_001, phases={}))
     settled = reservation(tenant_id)
+    settled = replace(settled, request=replace(settled.request, session="ses_1"))
     await ledger.settle(settled, timed)
     await ledger.settle(settled, timed)
+    assert await ledger.known([settled.id]) == {settled.id: timed}
     for each in (slow, usage(), NOTHING_USED):
         await ledger.settle(reservation(tenant_id), each)
     columns = "status, requests, ttft_buckets, gap_buckets"
@@ -81,10 +83,10 @@ async def test_timings_become_histograms_and_phases(database: Database, ledger: 
     ]
     found = await read(
         database,
-        "SELECT ttft_ms, duration_ms, system_fingerprint FROM usage_records WHERE id = :id",
+        "SELECT ttft_ms, duration_ms, system_fingerprint, reasoning_tokens, session FROM usage_records WHERE id = :id",
         id=settled.id,
     )
-    assert found == [(10, 40_000, "fp_1")]
+    assert found == [(10, 40_000, "fp_1", 2, "ses_1")]
 
 
 async def test_limits_of_an_end_that_an_earlier_release_wrote_are_unknown(
@@ -119,7 +121,7 @@ async def test_several_gateways_write_the_same_sums_without_deadlock(database: D
             reservation(
                 generator.choice(tenants), key=generator.choice(keys), adapter=generator.choice(adapters)
             ),
-            usage(completion=generator.randrange(9), amount=generator.randrange(10**9)),
+            usage(completion=9, amount=generator.randrange(10**9), reasoning=generator.randrange(9)),
         )
         for _ in range(300)
     ]

@@ -38,10 +38,15 @@ TOKENS = st.integers(0, 50) | st.just(10**12)
 FoundT = TypeVar("FoundT")
 
 
+def used(reasoning: int, **fields: Any) -> Used:
+    return Used(**fields, reasoning=min(reasoning, fields["completion"]))
+
+
 def requests_of(tenant: UsingTenant) -> st.SearchStrategy[list[Used]]:
     return st.lists(
         st.builds(
-            Used,
+            used,
+            reasoning=st.integers(0, 50),
             adapter_id=st.sampled_from([None, *tenant.adapters.values()]),
             api_key_id=st.sampled_from([*tenant.keys.values()]),
             at=st.integers(0, 4 * 24 * 60).map(lambda minutes: FIRST + timedelta(minutes=minutes)),
@@ -76,8 +81,8 @@ def bucket_start(at: datetime, bucket: Bucket) -> datetime:
 
 
 def naive(tenant: UsingTenant, query: UsageQuery, requests: list[Used]) -> dict[UsageKey, tuple[int, ...]]:
-    """Sums in Python: (requests, prompt, cached, completion, amount) by group."""
-    sums: dict[UsageKey, list[int]] = defaultdict(lambda: [0] * 5)
+    """Sums in Python: (requests, prompt, cached, completion, reasoning, amount) by group."""
+    sums: dict[UsageKey, list[int]] = defaultdict(lambda: [0] * 6)
     for used in map(tenant.priced, requests):
         if not query.start <= used.at < query.end:
             continue
@@ -105,25 +110,31 @@ def is_unused(sums: dict[UsageKey, list[int]], key: UsageKey) -> bool:
     return key.token_class == 0 and not any(any(found[1:]) for found in of_group)
 
 
-def classes_of(
-    tenant: UsingTenant, used: Used, *, by_class: bool
-) -> list[tuple[int, tuple[int, int, int, int]]]:
-    whole = (used.uncached + used.cached, used.cached, used.completion, used.amount_pico)
+def classes_of(tenant: UsingTenant, used: Used, *, by_class: bool) -> list[tuple[int, tuple[int, ...]]]:
+    whole = (
+        used.uncached + used.cached,
+        used.cached,
+        used.completion,
+        used.reasoning,
+        used.amount_pico,
+    )
     if not by_class:
         return [(NO_CLASS, whole)]
     price = tenant.prices.get(used.price_version_id) if used.price_version_id else None
-    amounts = (0, 0, 0)
+    amounts, answer = (0, 0, 0, 0), used.completion - used.reasoning
     if price is not None:
         amounts = (
             used.uncached * price.prompt,
             used.cached * price.cached_prompt,
-            used.completion * price.completion,
+            answer * price.completion,
+            used.reasoning * (price.completion if price.reasoning is None else price.reasoning),
         )
     return [
-        (0, (used.uncached, 0, 0, amounts[0])),
-        (1, (used.cached, used.cached, 0, amounts[1])),
-        (2, (0, 0, used.completion, amounts[2])),
-        (3, (0, 0, 0, used.amount_pico - sum(amounts))),
+        (0, (used.uncached, 0, 0, 0, amounts[0])),
+        (1, (used.cached, used.cached, 0, 0, amounts[1])),
+        (2, (0, 0, answer, 0, amounts[2])),
+        (3, (0, 0, 0, 0, used.amount_pico - sum(amounts))),
+        (4, (0, 0, used.reasoning, used.reasoning, amounts[3])),
     ]
 
 

@@ -12,6 +12,7 @@ from tests.tenants.registry_records import make_tenant
 from tests.tenants.usage.meters import use
 
 from loraplex.tenants.database import Database
+from loraplex.tenants.models.usage import METERS
 from loraplex.tenants.usage.meter_events import (
     BATCH,
     CLOSES_AFTER,
@@ -90,6 +91,9 @@ async def test_an_hour_is_exported_once_and_what_is_late_by_its_difference(datab
         ("1123T11-prompt-1", "9"),
     ]
     assert await take(database) == [] and await collect(database, TEN + 2 * HOUR) == 0
+    await use(database, tenant_id, TEN + 2 * HOUR, (0, 0, 9), reasoning=4)
+    assert await collect(database, TEN + 3 * HOUR) == 2
+    assert values(await take(database)) == [("1123T12-completion-1", "5"), ("1123T12-reasoning-1", "4")]
 
 
 async def test_hours_before_the_window_are_left_alone(database: Database) -> None:
@@ -128,7 +132,7 @@ async def test_events_always_sum_to_the_rollups(
         await session.execute(text("DELETE FROM meter_exports"))
     tenant_id = await make_tenant(database, f"tenant-{uuid4().hex[:12]}")
     for hour, tokens, until in steps:
-        await use(database, tenant_id, TEN + hour * HOUR, tokens)
+        await use(database, tenant_id, TEN + hour * HOUR, tokens, reasoning=tokens[2] // 2)
         await collect(database, TEN + until * HOUR)
     await collect(database, TEN + 5 * HOUR)
     async with database.as_operator() as session:
@@ -141,7 +145,8 @@ async def test_events_always_sum_to_the_rollups(
         sums = {(hour, meter): value for hour, meter, value in exported if value}
         used = await session.execute(
             text(
-                "SELECT hour, sum(uncached_tokens)::bigint, sum(cached_tokens)::bigint, sum(completion_tokens)::bigint"
+                "SELECT hour, sum(uncached_tokens)::bigint, sum(cached_tokens)::bigint,"
+                " sum(completion_tokens - reasoning_tokens)::bigint, sum(reasoning_tokens)::bigint"
                 " FROM usage_rollups WHERE tenant_id = :id GROUP BY 1"
             ),
             {"id": tenant_id},
@@ -149,7 +154,7 @@ async def test_events_always_sum_to_the_rollups(
         wanted = {
             (hour, meter): value
             for hour, *classes in used
-            for meter, value in zip(("prompt", "cached_prompt", "completion"), classes, strict=True)
+            for meter, value in zip(METERS, classes, strict=True)
             if value
         }
     assert sums == wanted

@@ -44,9 +44,12 @@ def test_versions_are_created_and_listed() -> None:
     assert (general["effective_from"], general["effective_to"]) == ("2030-01-31T12:00:00+00:00", None)
     adapter = made("--tenant", "harbor", "--adapter", "poet", "--cached-prompt", "0")
     assert (adapter["scope"], adapter["adapter"], adapter["cached_prompt"]) == ("adapter", "poet", 0)
+    assert (general["reasoning"], made("--tier", "deep", "--reasoning", "9")["reasoning"]) == (None, 9)
     tier = made("--tier", "gold")
     listed = json.loads(run("list", "--json").stdout)
-    assert [each["id"] for each in listed] == [tier["id"], adapter["id"], general["id"]]
+    assert [each["id"] for each in listed if each["tier"] != "deep"] == [
+        *(tier["id"], adapter["id"], general["id"])
+    ]
     assert [each["id"] for each in json.loads(run("list", "--tenant", "harbor", "--json").stdout)] == [
         adapter["id"]
     ]

@@ -50,6 +50,7 @@ async def test_a_draft_is_rated_then_published_once(console: Console, signed_in:
         "prompt": "3000000",
         "cached_prompt": "100",
         "completion": "0",
+        "reasoning": "500",
         "effective_from": f"{now() + timedelta(days=2):%Y-%m-%dT%H:%M}",
     }
     answer = await browser.submit(f"{path}/new", f"{path}/preview", draft)
@@ -63,6 +64,10 @@ async def test_a_draft_is_rated_then_published_once(console: Console, signed_in:
     assert await actions(console) == ["rate-card.create"]
     listed = await browser.page(path)
     assert listed.texts("tbody .chip") == ["coming", "in force"]
+    assert [text.partition("reasoning")[1] for text in listed.texts("tbody td:last-child")] == [
+        "reasoning",
+        "",
+    ]
     assert (
         "These prices begin" not in listed.text
         and "Published: these prices begin" in listed.find(".toasts").text()

@@ -27,6 +27,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"prices": {**PRICES, "completion": -1}}, "prices.completion"),
     ({"prices": {**PRICES, "completion": 10_000_000_001}}, "prices.completion"),
     ({"prices": {**PRICES, "cached_prompt": 150_001}}, "cached_prompt"),
+    ({"prices": {**PRICES, "reasoning": -1}}, "prices.reasoning"),
     ({"effective_from": "2030-01-31"}, "effective_from"),
     ({"effective_from": "2030-01-31T12:00:00"}, "effective_from"),
     ({"effective_from": 1_900_000_000}, "effective_from"),
@@ -51,13 +52,15 @@ async def test_a_version_is_created_and_ends_its_predecessor(operator: Any) -> N
     first = await create(operator)
     assert {name: first[name] for name in ("version", "scope", "currency", "prices", "effective_to")} == {
         **ALL,
+        "prices": {**PRICES, "reasoning": None},
         "version": 1,
         "effective_to": None,
     }
     # Now is moved to when every gateway knows it.
     assert timedelta(seconds=2) <= moment(first) - asked < timedelta(seconds=60)
     later = (asked + timedelta(days=30)).isoformat()
-    second = await create(operator, effective_from=later)
+    second = await create(operator, effective_from=later, prices={**PRICES, "reasoning": 900_000})
+    assert second["prices"]["reasoning"] == 900_000
     assert (moment(second), second["version"]) == (asked + timedelta(days=30), 2)
     newest, oldest = (await operator.get("/rate-cards")).json()["data"]
     assert newest == second and oldest == {**first, "effective_to": second["effective_from"]}

@@ -27,6 +27,7 @@ async def test_an_operator_takes_usage_back_once(operator: Operator) -> None:
         "prompt_tokens": -10,
         "cached_tokens": -4,
         "completion_tokens": -5,
+        "reasoning_tokens": 0,
         "amount_pico": "-9007199254740993",
         "currency": wrong.price.currency,
     }

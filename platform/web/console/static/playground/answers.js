@@ -96,9 +96,9 @@ function drawFigures(card, answer, isRunning) {
 /** @param {HTMLElement} cell @param {Answer} answer */
 function drawCost(cell, { usage, model }) {
   const option = [.../** @type {HTMLSelectElement} */ (byId("model-a")).options].find((each) => each.value === model);
-  const { prompt, cached, completion } = option?.dataset ?? {};
+  const { prompt, cached, completion, reasoning } = option?.dataset ?? {};
   const isPriced = usage && prompt !== undefined;
-  const amount = isPriced ? amountPico(usage, { prompt, cached, completion }) : null;
+  const amount = isPriced ? amountPico(usage, { prompt, cached, completion, reasoning }) : null;
   cell.textContent = amount === null ? "–" : money(amount, byId("playground").dataset.currency ?? "");
   cell.title = amount === null ? "" : exactMoney(amount, byId("playground").dataset.currency ?? "");
 }

@@ -276,12 +276,13 @@ function unreached() {
 /**
  * Return what an answer costs in pico-units, exactly: prices are whole micro-units per million tokens.
  *
- * @param {Usage} usage @param {{prompt: string, cached: string, completion: string}} price
+ * @param {Usage} usage @param {{prompt: string, cached: string, completion: string, reasoning: string}} price
  */
 export function amountPico(usage, price) {
   const uncached = BigInt(usage.prompt - usage.cached);
   const prompt = uncached * BigInt(price.prompt) + BigInt(usage.cached) * BigInt(price.cached);
-  return prompt + BigInt(usage.completion) * BigInt(price.completion);
+  const answer = BigInt(usage.completion - usage.reasoning) * BigInt(price.completion);
+  return prompt + answer + BigInt(usage.reasoning) * BigInt(price.reasoning);
 }
 
 /** Write an amount as the request list does, with six decimals. @param {bigint} pico @param {string} currency */
