@@ -38,7 +38,7 @@ class RequestContext:
     authentication; `renew_caller` also removes the tenant's keys from the cache. `record`: what metrics and traces learn of the
     request. `model`: what its `model` refers to, once that is known. `is_recorded`: the request is, or will be, in the usage
     ledger. `deadline`: when the client gives it up, in the time of `time.monotonic`. `unknown`: what its body has that the gateway
-    does not know.
+    does not know. `session`: the label of the session that it belongs to, which `session_label` makes.
     """
 
     caller: Caller
@@ -52,6 +52,7 @@ class RequestContext:
     is_recorded: bool = False
     deadline: float | None = None
     unknown: UnknownNames | None = None
+    session: str | None = None
 
     def ignore(self, names: str) -> None:
         """Name parameters in the response that have no effect."""
@@ -289,4 +290,5 @@ def _request(context: RequestContext, model: ResolvedModel, sizes: RequestSizes)
         prompt_tokens=sizes.prompt_tokens,
         completion_tokens=sizes.completion_tokens,
         sequences=sizes.sequences,
+        session=context.session,
     )

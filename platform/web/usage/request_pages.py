@@ -9,6 +9,7 @@ from uuid import UUID
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from loraplex.platform.inference.sessions import chosen_session
 from loraplex.platform.web.console.addresses import day_of, link, query_form
 from loraplex.platform.web.console.forms import Form, FormInvalid
 from loraplex.platform.web.console.limit_units import unit_of
@@ -19,7 +20,7 @@ from loraplex.platform.web.usage.documents import SpanDocument
 from loraplex.tenants.scopes import USAGE_READ
 
 PATH: Final = "/console/requests"
-FIELDS: Final = ("outcome", "adapter", "key", "slower", "from", "to")
+FIELDS: Final = ("outcome", "adapter", "key", "session", "slower", "from", "to")
 MAX_SLOWER_MS: Final = 2**31 - 1
 DAY: Final = timedelta(days=1)
 PHASE_NAMES: Final = {
@@ -41,6 +42,7 @@ TOKEN_CLASSES: Final = {
     "uncached_prompt": "Prompt, not cached",
     "cached_prompt": "Prompt, cached",
     "completion": "Completion",
+    "reasoning": "Reasoning",
 }
 
 
@@ -65,7 +67,7 @@ async def list_requests(page: Reader) -> Response:
     after, before = _uuid(form.text("after")), _uuid(form.text("before"))
     errors: Mapping[str, str] = {}
     try:
-        filters = _filters(form, page.dependencies.served_model_name)
+        filters = _filters(form, page)
     except FormInvalid as invalid:
         filters, errors = requests.Filters(), invalid.errors
     async with page.reading() as session:
@@ -118,12 +120,12 @@ def _ticks(end_ms: int) -> list[tuple[int, int]]:
     return [(at, at * 1000 // end_ms) for at in range(step, end_ms - step // 2, step)]
 
 
-def _filters(form: Form, base_model: str) -> requests.Filters:
+def _filters(form: Form, page: PageRequest) -> requests.Filters:
     """Read the filters. Raises `FormInvalid`."""
-    slower = form.text("slower")
+    base_model, slower = page.dependencies.served_model_name, form.text("slower")
     if slower and not (slower.isascii() and slower.isdecimal() and int(slower[:11]) <= MAX_SLOWER_MS):
         raise FormInvalid({"slower": f"“{slower[:40]}” is no number of milliseconds."})
-    outcome, adapter = form.text("outcome"), form.text("adapter")
+    outcome, adapter, session = form.text("outcome"), form.text("adapter"), form.text("session")
     start = datetime.combine(day_of(form, "from", datetime.now(UTC).date()), time(), UTC)
     end = datetime.combine(day_of(form, "to", datetime.now(UTC).date()), time(), UTC) + DAY
     return requests.Filters(
@@ -131,6 +133,7 @@ def _filters(form: Form, base_model: str) -> requests.Filters:
         base_model=adapter == base_model,
         key_id=form.text("key") or None,
         outcome=outcome if outcome in requests.OUTCOME_NAMES else None,
+        session=chosen_session(page.dependencies.derive_key, page.tenant_id, session) if session else None,
         start=start if form.text("from") else None,
         end=end if form.text("to") else None,
         slower_than_ms=int(slower) if slower else None,

@@ -1,10 +1,12 @@
 """`GET /tenant/v1/usage`, from the hourly rollups, and `GET /tenant/v1/requests`, from the rows of the ledger."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from loraplex.platform.inference.sessions import chosen_session
 from loraplex.platform.web.cursors import page_parameters
 from loraplex.platform.web.openapi import listed
 from loraplex.platform.web.planes import TenantRequest, requires
@@ -40,7 +42,8 @@ async def report_usage(request: Reader) -> Response:
 async def list_requests(request: Reader) -> Response:
     """Finished requests, newest first. A page of a filtered listing may be short, or empty, and have a next one."""
     page = request.page(BY_ID, REQUEST_FILTERS)
-    filters = request_filters(page.filters, request.dependencies.served_model_name)
+    session_of = partial(chosen_session, request.dependencies.derive_key, request.tenant_id)
+    filters = request_filters(page.filters, request.dependencies.served_model_name, session_of)
     return await request.read(requests.listing, request.tenant_id, filters, page)
 
 

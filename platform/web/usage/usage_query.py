@@ -4,7 +4,7 @@ Invariant: a refusal names the parameter and what is allowed.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar, get_args
 from uuid import UUID
@@ -38,6 +38,8 @@ REQUEST_FILTERS: Final = {
     "from": "Only requests admitted at this time (RFC 3339, or a date in UTC) or later.",
     "to": "Only requests admitted before this time.",
     "slower_than_ms": "Only requests that took longer, in milliseconds.",
+    "session": "Only requests of this session: its label, such as `ses_0123456789abcdef0123456789abcdef`, or the text by which "
+    "the client named it.",
 }
 _ChoiceT = TypeVar("_ChoiceT", bound=str)
 
@@ -77,8 +79,13 @@ def usage_query(
     )
 
 
-def request_filters(filters: Mapping[str, str], base_model: str) -> RequestFilters:
-    """Read the filters of a listing of requests; `base_model` is its served name. Raises `InvalidParameter`."""
+def request_filters(
+    filters: Mapping[str, str], base_model: str, session_of: Callable[[str], str]
+) -> RequestFilters:
+    """Read the filters of a listing of requests; `base_model` is its served name, and `session_of` the label of a session.
+
+    Raises `InvalidParameter`.
+    """
     adapter, outcome = filters.get("adapter"), filters.get("outcome")
     return RequestFilters(
         adapter=None if adapter == base_model else adapter,
@@ -87,6 +94,7 @@ def request_filters(filters: Mapping[str, str], base_model: str) -> RequestFilte
         outcome=None if outcome is None else _choice("outcome", outcome, OUTCOMES),
         start=_time("from", filters["from"]) if "from" in filters else None,
         end=_time("to", filters["to"]) if "to" in filters else None,
+        session=session_of(filters["session"]) if "session" in filters else None,
         slower_than_ms=_milliseconds("slower_than_ms", filters.get("slower_than_ms")),
     )
 

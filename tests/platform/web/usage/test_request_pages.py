@@ -1,9 +1,15 @@
 """The request log and one request: its numbers are those of the ledger, and no other tenant's are found."""
 
+from functools import partial
+
 import pytest
 from tests.platform.web.browser import Console
+from tests.platform.web.gateway import SECRET
 from tests.platform.web.observed_tenant import observed_tenant
+from tests.tenants.ledger.stored_usage import Used, settle
 
+from loraplex.platform.inference.sessions import session_label
+from loraplex.platform.server.secret import derive
 from loraplex.tenants.database import Database
 from loraplex.tenants.ledger import request_log
 
@@ -32,6 +38,33 @@ async def test_the_log_its_filters_and_its_pages(console: Console, database: Dat
     assert len(back.all("tbody tr")) == 1 and back.texts("nav[aria-label=Pages] a") == ["Older"]
     refused = await browser.get("/console/requests?slower=soon")
     assert refused.status_code == 422 and "“soon” is no number of milliseconds." in refused.text
+
+
+async def test_a_session_and_reasoning_are_shown_where_there_are_any(
+    console: Console, database: Database
+) -> None:
+    seen = observed_tenant(database.url)
+    browser = await console.signed_in("viewer", seen.tenant.name)
+    label = session_label(partial(derive, SECRET), seen.id, "my agent")
+    now, key = seen.now, next(iter(seen.tenant.keys.values()))
+    version = seen.tenant.version("USD", 1)
+    thinking = Used(None, key, now, completion=6, reasoning=4, session=label, price_version_id=version)
+    (settled,) = settle(database.url, seen.tenant, [thinking])
+    for query in ("my+agent", label):
+        page = await browser.page(f"/console/requests?session={query}")
+        assert len(page.all("tbody tr")) == 1
+    page = await browser.page(f"/console/requests/{settled}")
+    assert "4 out are reasoning" in page.text
+    assert page.find(f"a[href='/console/requests?session={label}']").text() == label
+    cost = page.texts("[aria-label='What it cost'] tbody th")
+    assert cost == ["Prompt, not cached", "Prompt, cached", "Completion", "Reasoning"]
+    plain = await browser.page("/console/requests/mine-1")
+    assert "reasoning" not in plain.text and "Session" not in plain.texts(".pairs dt")
+    usage = await browser.page("/console/usage")
+    assert "of these, reasoning" in usage.texts("thead th")
+    other = observed_tenant(database.url)
+    page = await (await console.signed_in("viewer", other.tenant.name)).page("/console/usage")
+    assert "of these, reasoning" not in page.texts("thead th")
 
 
 async def test_a_page_is_followed_by_older_requests(

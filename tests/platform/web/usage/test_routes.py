@@ -5,13 +5,17 @@ import io
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
 import pytest
+from tests.platform.web.gateway import SECRET
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, make_tenant, settle
 
+from loraplex.platform.inference.sessions import session_label
+from loraplex.platform.server.secret import derive
 from loraplex.platform.web.usage import queries as usage
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
@@ -23,12 +27,12 @@ from loraplex.tenants.ledger.usage_ledger import UsageLedger
 FIRST = datetime(2026, 10, 31, 22, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 RANGE = {"from": "2026-10-31", "to": "2026-11-02"}
-SUMS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "amount_pico")
+SUMS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "amount_pico")
 ROW = {"start", "adapter", "key_id", *SUMS}
 REQUEST = {
     *("id", "at", "adapter", "version", "digest", "key_id", "outcome", "prompt_tokens", "cached_tokens"),
     *("completion_tokens", "ttft_ms", "duration_ms", "amount_pico", "price_version_id", "client_request_id"),
-    "system_fingerprint",
+    *("system_fingerprint", "reasoning_tokens", "session"),
 }
 
 
@@ -100,6 +104,7 @@ async def test_usage_has_the_shape_of_the_contract(reader: Reader) -> None:
         "prompt_tokens": 28,
         "cached_tokens": 8,
         "completion_tokens": 12,
+        "reasoning_tokens": 0,
         "amount_pico": str(2 * amount),
     }
     assert report["data"][0] == expected
@@ -108,6 +113,7 @@ async def test_usage_has_the_shape_of_the_contract(reader: Reader) -> None:
         "prompt_tokens": 42,
         "cached_tokens": 12,
         "completion_tokens": 18,
+        "reasoning_tokens": 0,
         "amount_pico": str(3 * amount),
         "refused": 0,
     }
@@ -160,6 +166,22 @@ async def test_usage_by_adapter_and_class(reader: Reader) -> None:
     ]
     assert rows == [(adapter, *each) for adapter in (None, "support") for each in by_class]
     assert all(row["start"] == "2026-10-01T00:00:00Z" for row in report["data"])
+
+
+async def test_reasoning_is_a_class_of_its_own_and_among_the_completion(reader: Reader) -> None:
+    reader.settle(
+        reader.used(reasoning=2),
+        reader.used(1, reasoning=5, price_version_id=reader.tenant.version("USD", 1)),
+    )
+    query = {**RANGE, "bucket": "1mo", "group_by": "class"}
+    rows = {row["token_class"]: row for row in (await reader.ok("usage", query))["data"]}
+    assert [*rows] == ["uncached_prompt", "cached_prompt", "completion", "reasoning"]
+    shown = [(row["completion_tokens"], row["reasoning_tokens"], row["amount_pico"]) for row in rows.values()]
+    assert shown[2:] == [(5, 0, str(4 * 7_000_003 + 11)), (7, 7, str(2 * 7_000_003 + 5 * 23))]
+    report = await reader.ok("usage", {**RANGE, "bucket": "1h", "limit": 1})
+    assert (report["totals"]["completion_tokens"], report["totals"]["reasoning_tokens"]) == (12, 7)
+    (request, _) = (await reader.ok("requests"))["data"]
+    assert (request["completion_tokens"], request["reasoning_tokens"]) == (6, 5)
 
 
 async def test_a_range_is_whole_hours(reader: Reader) -> None:
@@ -327,7 +349,26 @@ async def test_requests_are_filtered(reader: Reader) -> None:
     assert await hours(key_id=second) == [2]
     assert await hours(outcome="failed") == [1]
     assert await hours(slower_than_ms=100) == [2]
+    assert await hours(session="nonesuch") == []
     assert await hours(**{"from": "2026-10-31T23:30:00Z", "to": "2026-11-01T00:30:00Z"}) == [1]
+
+
+async def test_a_session_is_found_by_its_label_and_by_the_clients_own_text(
+    readers: tuple[Reader, Reader],
+) -> None:
+    derive_key, (reader, other) = partial(derive, SECRET), readers
+    text = f"user_{'a' * 64}_account__session_{uuid4()}"
+    label = session_label(derive_key, reader.tenant.id, text)
+    assert label != session_label(derive_key, other.tenant.id, text)
+    settled = reader.settle(*(reader.used(hours, session=label) for hours in range(3)), reader.used(5))
+    other.settle(other.used(session=label))
+    for session in (label, text):
+        first = await reader.ok("requests", {"session": session, "limit": 2})
+        rest = await reader.ok("requests", {"cursor": first["next_cursor"]})
+        rows = first["data"] + rest["data"]
+        assert [row["id"] for row in rows] == [str(each) for each in reversed(settled[:3])]
+        assert {row["session"] for row in rows} == {label}
+    assert (await other.ok("requests", {"session": text}))["data"] == []
 
 
 @pytest.mark.parametrize(
