@@ -1,12 +1,12 @@
 """The reasoning style of an adapter version, a part of its profile: null, "none", "think" or an own pair of markers.
 
-Revision 0031, after 0029.
+Revision 0031, after 0030.
 """
 
 from alembic import op
 
 revision = "0031"
-down_revision = "0029"
+down_revision = "0030"
 branch_labels = None
 depends_on = None
 

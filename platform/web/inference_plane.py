@@ -26,6 +26,7 @@ from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.pipeline import InferencePipeline
 from loraplex.platform.inference.prompting.token_text import TokenText
+from loraplex.platform.inference.sessions import session_label
 from loraplex.platform.inference.thought_seal import ThoughtSeal
 from loraplex.platform.observability.request_id import request_id_of, response_headers_of
 from loraplex.platform.observability.request_record import (
@@ -176,6 +177,9 @@ class InferencePlane:
             body, context.unknown = await self.read_body(request, context.caller, read, lease)
             of_dialect = self.dialect_context(request, context.caller)
             values = dialect.read(body, of_dialect)
+            if values.prompt_cache_key:
+                derive, tenant_id = self.dependencies.derive_key, context.caller.tenant_id
+                context.session = session_label(derive, tenant_id, values.prompt_cache_key)
             response = dialect.respond(body, of_dialect)
             context.record.call = _call(dialect.operation, response.id, values)
             async with UnlessDisconnected(request.scope, request.receive):
