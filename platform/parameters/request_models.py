@@ -166,7 +166,8 @@ class GenerationRequest(ModelRequest):
         None, description="separates cached prefixes within the tenant"
     )
     prompt_cache_key: Annotated[str | None, _LABEL] = Field(
-        None, description="names the session of the request, for usage and `tokens_per_session`; prefixes are cached without it"
+        None,
+        description="names the session of the request, for usage and `tokens_per_session`; prefixes are cached without it",
     )
     prompt_cache_retention: Annotated[str | None, Choice(_RETENTIONS)] = Field(None, description=_UNUSED)
     prompt_cache_options: Annotated[PromptCacheOptions | None, _CACHE] = Field(None, description=_UNUSED)
