@@ -19,10 +19,10 @@ from tests.end_to_end.conftest import demo_model
 from tests.end_to_end.live_server import LiveServer, serving
 from tests.outside.clients.environments import (
     CLIENTS,
-    NPM_CLIENT,
     RUN_S,
     NotInstalled,
     command_of,
+    needs_node,
     variables,
 )
 
@@ -43,8 +43,8 @@ def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.mark.long
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_client_is_served(server: LiveServer, demo_model: Path, client: str) -> None:
-    if client == NPM_CLIENT and shutil.which("node") is None:
-        pytest.skip("`ai` needs node")
+    if needs_node(client) and shutil.which("node") is None:
+        pytest.skip("it needs node")
     try:
         command = command_of(client)
     except NotInstalled as error:

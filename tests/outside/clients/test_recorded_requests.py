@@ -1,4 +1,4 @@
-"""What real clients sent is served, and each answer is one that the `openai` package reads.
+"""What real clients sent is served, and each answer is one that the types of their packages read.
 
 `recorded/` has requests of clients, `variants/` hand-written ones with fields that peers and newer clients know.
 """
@@ -9,37 +9,75 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from anthropic.types import Message, MessageTokensCount, ModelInfo
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response
+from openai.types.responses.input_token_count_response import InputTokenCountResponse
 from pydantic import ValidationError
-from tests.outside.clients.environments import CLIENTS
-from tests.outside.clients.scripted_answers import SENTENCE, Answer, answer_to
+from tests.outside.clients.environments import AGENTS, CLIENTS
+from tests.outside.clients.named_events import message_in, response_in
+from tests.outside.clients.scripted_answers import (
+    MESSAGES,
+    RESPONSES,
+    SEAL,
+    SENTENCE,
+    THOUGHT,
+    Answer,
+    answer_to,
+)
+from tests.outside.clients.scripted_engine import DIALECTS, INFO, script_of
 
 from loraplex.engine.fake_engine import FakeScript
 
 HERE = Path(__file__).parent
 FILES = sorted((*HERE.glob("recorded/*.json"), *HERE.glob("variants/*.json")))
+# Read whole in each dialect: the endpoints that answer without a model.
+COUNTS: dict[str, Any] = {
+    f"{RESPONSES}/input_tokens": InputTokenCountResponse,
+    f"{MESSAGES}/count_tokens": MessageTokensCount,
+}
 
 
 async def test_every_request_is_served(start_gateway: Any) -> None:
-    gateway = await start_gateway()
+    gateway = await start_gateway(FakeScript(info=INFO))
     wrong: list[str] = []
-    assert {file.stem for file in FILES} >= {*CLIENTS}
+    assert {file.stem for file in FILES} >= {*CLIENTS, *AGENTS}
     async with httpx.AsyncClient(base_url=gateway.url, verify=False) as client:
         client.headers["authorization"] = f"Bearer {gateway.key}"
+        seal = await seal_of(gateway, client)
         for file in FILES:
-            for request in json.loads(file.read_text())["requests"]:
-                chats = request["path"].startswith("/v1/chat/completions")
-                answer = answer_to(request["body"]) if chats else Answer(SENTENCE)
-                gateway.engine.script = FakeScript(answers=(tokens_of(answer),))
+            for request in json.loads(file.read_text().replace(SEAL, seal))["requests"]:
+                chats = path_of(request) in DIALECTS
+                answer = answer_to(request["path"], request["body"]) if chats else Answer(SENTENCE)
+                gateway.engine.script = script_of(answer)
                 response = await send(client, request)
                 if fault := fault_of(request, response, answer):
                     wrong.append(f"{file.stem}: {fault} for {request}")
     assert not wrong, "\n".join(wrong)
 
 
+async def seal_of(gateway: Any, client: httpx.AsyncClient) -> str:
+    """The gateway's own seal of what was thought in the recorded answers."""
+    gateway.engine.script = script_of(Answer(SENTENCE, thought=THOUGHT))
+    body = {"model": "demo/base", "input": "How is the weather?", "include": ["reasoning.encrypted_content"]}
+    answer = Response.model_validate((await client.post(RESPONSES, json=body)).json())
+    [seal] = [item.encrypted_content for item in answer.output if item.type == "reasoning"]
+    assert seal
+    return seal
+
+
+def path_of(request: dict[str, Any]) -> str:
+    path: str = request["path"].partition("?")[0].rstrip("/")
+    return path
+
+
 def fault_of(request: dict[str, Any], response: httpx.Response, answer: Answer) -> str | None:
     """What is wrong with the answer, if anything."""
+    if "thread" in (request["body"] or {}):
+        # The client then sends the whole history.
+        code = response.json()["error"].get("details", {}).get("error_code")
+        return None if code == "thread_unsupported_request" else response.text
     if response.status_code >= 400:
         return f"{response.status_code} {response.text}"
     try:
@@ -47,14 +85,6 @@ def fault_of(request: dict[str, Any], response: httpx.Response, answer: Answer) 
     except (AssertionError, ValidationError) as error:
         return f"{error!r} in {response.text}"
     return None
-
-
-def tokens_of(answer: Answer) -> tuple[str, ...]:
-    """The model's tokens, fewer than any limit in a request; a call is written in the template's style."""
-    if answer.name is None:
-        half = len(answer.text) // 2
-        return answer.text[:half], answer.text[half:]
-    return ("<tool_call>", f'{{"name": "{answer.name}", "arguments": {answer.text}}}', "</tool_call>")
 
 
 async def send(client: httpx.AsyncClient, request: dict[str, Any]) -> httpx.Response:
@@ -69,11 +99,18 @@ async def send(client: httpx.AsyncClient, request: dict[str, Any]) -> httpx.Resp
 
 def check(request: dict[str, Any], response: httpx.Response, answer: Answer) -> None:
     """The answer has the type of its endpoint, and what the model wrote: a text or a call."""
-    path, body = request["path"].partition("?")[0].rstrip("/"), request["body"]
+    path, body = path_of(request), request["body"]
     if path == "/v1/models":
-        assert [Model.model_validate(each) for each in response.json()["data"]]
+        kind: Any = ModelInfo if "anthropic-version" in request["headers"] else Model
+        assert [kind.model_validate(each) for each in response.json()["data"]]
     elif path.startswith("/v1/models/"):
         Model.model_validate(response.json())
+    elif path in COUNTS:
+        assert COUNTS[path].model_validate(response.json()).input_tokens
+    elif path == RESPONSES:
+        check_response(response_in(response.text) if body.get("stream") else response.text, answer)
+    elif path == MESSAGES:
+        check_message(message_in(response.text) if body.get("stream") else response.text, answer)
     elif path not in ("/v1/chat/completions", "/v1/completions"):
         return
     elif body.get("stream"):
@@ -88,6 +125,32 @@ def check(request: dict[str, Any], response: httpx.Response, answer: Answer) -> 
         calls: Any = message.tool_calls or ()
         assert [call.function.name for call in calls] == ([answer.name] if answer.name else [])
         assert answer.name or message.content == answer.text
+
+
+def check_response(text: str, answer: Answer) -> None:
+    """A response that says what the model wrote, or calls what it called."""
+    response: Any = Response.model_validate_json(text)
+    assert response.usage and response.status in ("completed", "incomplete")
+    *_, said = response.output
+    if answer.name is None:
+        assert said.type == "message" and response.output_text == answer.text
+    else:
+        assert (said.namespace, said.name) == (answer.namespace, answer.name)
+        assert said.type == ("custom_tool_call" if answer.custom else "function_call")
+        written = said.input if answer.custom else json.loads(said.arguments)
+        assert written == (answer.text if answer.custom else json.loads(answer.text))
+
+
+def check_message(text: str, answer: Answer) -> None:
+    """A message that says what the model wrote, or calls what it called."""
+    message: Any = Message.model_validate_json(text)
+    assert message.usage.output_tokens
+    *_, said = message.content
+    if answer.name is None:
+        assert said.text == answer.text and message.stop_reason == "end_turn"
+    else:
+        assert (said.name, said.input) == (answer.name, json.loads(answer.text))
+        assert message.stop_reason == "tool_use"
 
 
 def check_stream(body: dict[str, Any], text: str, answer: Answer, path: str) -> None:
