@@ -14,7 +14,7 @@ from loraplex.engine.fake_engine import DEFAULT_INFO, FakeEngine, FakeScript
 
 DIALECTS = (RESPONSES, MESSAGES, "/v1/chat/completions")
 # Claude Code asks for 32,000 tokens.
-INFO = msgspec.structs.replace(DEFAULT_INFO, max_model_len=131_072)
+INFO = msgspec.structs.replace(DEFAULT_INFO, max_model_len=131_072, num_blocks=8192)
 
 
 def script_of(answer: Answer) -> FakeScript:
@@ -23,7 +23,7 @@ def script_of(answer: Answer) -> FakeScript:
 
 
 class ScriptedAnswers:
-    """A middleware that gives the engine its script. `answers` come before those of `answer_to`."""
+    """The application, which gives the engine its script. `answers` come before those of `answer_to`."""
 
     def __init__(self, app: Any, engine: FakeEngine, answers: Sequence[Answer] = ()) -> None:
         self._app = app
@@ -31,7 +31,7 @@ class ScriptedAnswers:
         self._answers = list(answers)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in DIALECTS:
+        if scope["method"] != "POST" or scope["path"] not in DIALECTS:
             await self._app(scope, receive, send)
             return
         messages = [await receive()]

@@ -77,7 +77,7 @@ async def test_what_agents_ask_first(start_gateway: Any) -> None:
 async def scripted(start_gateway: Any, answers: tuple[Answer, ...] = ()) -> Any:
     """A gateway that answers by script; these answers come first."""
     gateway = await start_gateway(FakeScript(info=INFO))
-    gateway.app.add_middleware(ScriptedAnswers, engine=gateway.engine, answers=answers)
+    gateway.app.direct.app = ScriptedAnswers(gateway.app.direct.app, gateway.engine, answers)
     return gateway
 
 
