@@ -46,13 +46,16 @@ const loop = {
 };
 const told = await generateText(loop);
 for (const step of told.steps) usages.push(step.usage);
-assert.equal(calls.length, 2);
+// It cannot forbid several calls in one turn.
+assert.equal(told.steps.length, 3);
+assert(calls.length >= 2);
 assert(told.text);
 
 const toldInStream = streamText(loop);
 await toldInStream.consumeStream();
-for (const step of await toldInStream.steps) usages.push(step.usage);
-assert.equal(calls.length, 4);
+const steps = await toldInStream.steps;
+for (const step of steps) usages.push(step.usage);
+assert.equal(steps.length, 3);
 
 const object = await generateObject({ model, schema, prompt, maxOutputTokens: 64 });
 usages.push(object.usage);

@@ -132,7 +132,7 @@ for made in runner:
     runner.set_messages_params(
         lambda params: {**params, "tool_choice": CHOICES[1] if len(told) < 1 else CHOICES[2]}
     )
-assert len(told) == 2, told
+assert len(told) >= 2, told
 
 parsed = client.messages.parse(model=MODEL, max_tokens=64, messages=QUESTION, output_format=Report)
 usages.append(parsed.usage)

@@ -61,10 +61,12 @@ assert streamed.text
 for streams in (False, True):
     history: list[Any] = [*question]
     for choice in ("get_weather", "required", "none"):
-        model = chat(8 if choice == "none" else 64).bind_tools([get_weather], tool_choice=choice)
+        last = choice == "none"
+        tools = {"tool_choice": choice} if last else {"tool_choice": choice, "parallel_tool_calls": False}
+        model = chat(8 if last else 64).bind_tools([get_weather], **tools)
         asked = joined(model.stream(history)) if streams else model.invoke(history)
         usages.append(asked.usage_metadata)
-        assert isinstance(asked, AIMessage) and len(asked.tool_calls) == (0 if choice == "none" else 1)
+        assert isinstance(asked, AIMessage) and len(asked.tool_calls) == (0 if last else 1)
         results = [get_weather.invoke(call) for call in asked.tool_calls]
         assert all(isinstance(result, ToolMessage) for result in results)
         history += [asked, *results]

@@ -88,7 +88,8 @@ for streamed, dumped in ((False, False), (True, True)):
         # A choice among several tools leaves the model free; only the one that is named last remains.
         tools = TOOLS[1:] if choice == "required" else TOOLS
         limit = 8 if choice == "none" else 64
-        response = ask(streamed, input=history, tools=tools, tool_choice=choice, max_output_tokens=limit)
+        body = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+        response = ask(streamed, input=history, max_output_tokens=limit, **body)
         history += [item.model_dump() if dumped else item for item in response.output]
         calls = [item for item in response.output if item.type.endswith("_call")]
         assert len(calls) == (1 if turn < 2 else 0), response.output

@@ -55,7 +55,8 @@ async def main() -> None:
     # The first two turns must call the tool, the third may not.
     def settings_of(context: Any) -> ModelSettings:
         choice: Any = "none" if context.messages[4:] else "required"
-        return ModelSettings(max_tokens=64 if choice == "required" else 8, tool_choice=choice)
+        limit = 64 if choice == "required" else 8
+        return ModelSettings(max_tokens=limit, tool_choice=choice, parallel_tool_calls=False)
 
     asker: Agent[None, str] = Agent(model, tools=[get_weather], model_settings=settings_of)
     told = await asker.run(QUESTION)
