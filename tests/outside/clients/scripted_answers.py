@@ -5,7 +5,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 SENTENCE = "It is sunny in Rome."
@@ -39,13 +39,13 @@ class _Question:
 
 AGENT_ANSWERS = {
     "codex": (
-        Answer('{"cmd": "ls"}', "exec_command", thought="I look at the folder."),
+        Answer('{"cmd": "ls"}', "exec_command"),
         Answer('{"cmd": "cat hello.txt"}', "exec_command"),
         Answer(PATCH, "apply_patch", custom=True),
         Answer("I greeted the world."),
     ),
     "claude_code": (
-        Answer('{"file_path": "hello.txt"}', "Read", thought="I read the file."),
+        Answer('{"file_path": "hello.txt"}', "Read"),
         Answer("It says hello."),
     ),
 }
@@ -58,10 +58,19 @@ def answer_to(path: str, body: Mapping[str, Any]) -> Answer:
     """
     asked = _READERS.get(path.partition("?")[0].rstrip("/"), _chat)(body)
     if asked.choice in asked.tools:
-        return asked.tools[asked.choice]
+        return thoughtful(asked.tools[asked.choice], body)
     if asked.tools and asked.choice != "none" and (not asked.told or asked.choice == "required"):
-        return list(asked.tools.values())[-1 if asked.told else 0]
-    return Answer(SENTENCE if asked.schema is None else json.dumps(instance_of(asked.schema, asked.schema)))
+        return thoughtful(list(asked.tools.values())[-1 if asked.told else 0], body)
+    text = SENTENCE if asked.schema is None else json.dumps(instance_of(asked.schema, asked.schema))
+    return thoughtful(Answer(text), body)
+
+
+def thoughtful(answer: Answer, body: Mapping[str, Any]) -> Answer:
+    """The answer with a thought before it, where the request asks for one."""
+    effort = (body.get("reasoning") or {}).get("effort") or "none"
+    thinking = (body.get("thinking") or {}).get("type", "disabled")
+    thinks = (effort, thinking) != ("none", "disabled")
+    return replace(answer, thought=answer.thought or THOUGHT) if thinks else answer
 
 
 def text_of(answer: Answer) -> tuple[str, ...]:

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from tests.outside.clients.scripted_answers import MESSAGES, RESPONSES, Answer, answer_to, text_of
+from tests.outside.clients.scripted_answers import (
+    MESSAGES,
+    RESPONSES,
+    Answer,
+    answer_to,
+    text_of,
+    thoughtful,
+)
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeEngine, FakeScript
 
@@ -46,4 +53,4 @@ class ScriptedAnswers:
         await self._app(scope, again, send)
 
     def _answer(self, path: str, body: Any) -> Answer:
-        return self._answers.pop(0) if self._answers else answer_to(path, body)
+        return thoughtful(self._answers.pop(0), body) if self._answers else answer_to(path, body)

@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -20,7 +21,7 @@ from tests.outside.clients.environments import (
     command_of,
     variables,
 )
-from tests.outside.clients.scripted_answers import AGENT_ANSWERS, PATCH, Answer, text_of
+from tests.outside.clients.scripted_answers import AGENT_ANSWERS, PATCH, THOUGHT, Answer, text_of
 from tests.outside.clients.scripted_engine import INFO, ScriptedAnswers
 from tests.outside.clients.sealed_network import can_seal, run_sealed
 
@@ -59,11 +60,11 @@ async def test_an_agent_finishes_its_turn(start_gateway: Any, chat_tokenizer: An
     assert done.returncode == 0, done.stdout + done.stderr
     await check_usage(gateway, done.stdout)
     for request, answer in zip(gateway.engine.requests, AGENT_ANSWERS[agent], strict=True):
-        assert accepts(chat_tokenizer, request.grammar, answer), answer
-    if agent == "codex":
-        empty = Answer("*** Begin Patch\n*** End Patch\n", "apply_patch", custom=True)
-        patch = next(i for i, each in enumerate(AGENT_ANSWERS[agent]) if each.text == PATCH)
-        assert not accepts(chat_tokenizer, gateway.engine.requests[patch].grammar, empty)
+        thought = replace(answer, thought=THOUGHT)
+        assert accepts(chat_tokenizer, request.grammar, thought), answer
+        if answer.text == PATCH:
+            empty = replace(thought, text="*** Begin Patch\n*** End Patch\n")
+            assert not accepts(chat_tokenizer, request.grammar, empty)
 
 
 async def test_what_agents_ask_first(start_gateway: Any) -> None:

@@ -135,8 +135,8 @@ def check_response(text: str, answer: Answer) -> None:
     if answer.name is None:
         assert said.type == "message" and response.output_text == answer.text
     else:
+        assert said.type == ("custom_tool_call" if answer.custom else "function_call"), said
         assert (said.namespace, said.name) == (answer.namespace, answer.name)
-        assert said.type == ("custom_tool_call" if answer.custom else "function_call")
         written = said.input if answer.custom else json.loads(said.arguments)
         assert written == (answer.text if answer.custom else json.loads(answer.text))
 
@@ -147,8 +147,10 @@ def check_message(text: str, answer: Answer) -> None:
     assert message.usage.output_tokens
     *_, said = message.content
     if answer.name is None:
-        assert said.text == answer.text and message.stop_reason == "end_turn"
+        assert said.type == "text" and said.text == answer.text, said
+        assert message.stop_reason == "end_turn"
     else:
+        assert said.type == "tool_use", said
         assert (said.name, said.input) == (answer.name, json.loads(answer.text))
         assert message.stop_reason == "tool_use"
 
