@@ -19,13 +19,18 @@ from loraplex.platform.parameters.request_models import (
     TokenizeRequest,
 )
 from loraplex.platform.parameters.request_object import default_of, kind_of, read_object
+from loraplex.platform.parameters.responses_request import InputTokensRequest, ResponsesRequest
 from loraplex.platform.parameters.value_types import Kind
 
-Endpoint: TypeAlias = Literal["chat", "completions", "tokenize", "detokenize", "messages", "count_tokens"]
+Endpoint: TypeAlias = Literal[
+    "chat", "completions", "responses", "input_tokens", "tokenize", "detokenize", "messages", "count_tokens"
+]
 
 MODELS: Final[Mapping[Endpoint, type[ModelRequest]]] = {
     "chat": ChatRequest,
     "completions": CompletionRequest,
+    "responses": ResponsesRequest,
+    "input_tokens": InputTokensRequest,
     "tokenize": TokenizeRequest,
     "detokenize": DetokenizeRequest,
     "messages": MessagesRequest,
@@ -49,6 +54,10 @@ class Parameter:
 def read_parameters(endpoint: Literal["chat"], body: Mapping[str, object]) -> ChatRequest: ...
 @overload
 def read_parameters(endpoint: Literal["completions"], body: Mapping[str, object]) -> CompletionRequest: ...
+@overload
+def read_parameters(endpoint: Literal["responses"], body: Mapping[str, object]) -> ResponsesRequest: ...
+@overload
+def read_parameters(endpoint: Literal["input_tokens"], body: Mapping[str, object]) -> InputTokensRequest: ...
 @overload
 def read_parameters(endpoint: Literal["tokenize"], body: Mapping[str, object]) -> TokenizeRequest: ...
 @overload

@@ -42,8 +42,8 @@ MAX_STOP_BYTES: Final = 1024
 MAX_STOP_TOKENS: Final = 64
 MAX_SALT_BYTES: Final = 256
 MAX_DETOKENIZED: Final = 131_072
-_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_UNUSED: Final = "accepted, not used"
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+ACCEPTED: Final = "accepted, not used"
 _LABEL: Final = Text(512, min_bytes=0)
 _RETENTIONS: Final = ("in_memory", "in-memory", "24h")
 _COUNT: Final = Integer(1, MAX_TOKENS)
@@ -112,27 +112,54 @@ class PromptCacheOptions(RequestObject):
 _CACHE: Final = ObjectOf(PromptCacheOptions)
 
 
-class GenerationRequest(ModelRequest):
-    """The parameters that chat and completions share. Most are fields of `SamplingParams`."""
+class CommonRequest(ModelRequest):
+    """The parameters that chat, completions and responses share."""
+
+    temperature: Annotated[float, Number(0, 2)] = Field(1.0, description="0 is greedy")
+    top_p: Annotated[float, Number(0, 1)] = Field(1.0, description="nucleus sampling; 0 is greedy")
+    presence_penalty: Annotated[float, _PENALTY] = Field(
+        0.0, description="penalty on tokens that were generated before"
+    )
+    frequency_penalty: Annotated[float, _PENALTY] = Field(
+        0.0, description="penalty per earlier occurrence of the token"
+    )
+    seed: Annotated[int | None, Integer(-(2**63), 2**63 - 1)] = Field(
+        None,
+        description="same seed, same random numbers; the same text where the logits have the same bits: with `deterministic` always, else see the engine's README, decision 10",
+    )
+    stream: Annotated[bool, Boolean()] = Field(False, description="send the response as server-sent events")
+    stream_options: Annotated[StreamOptions | None, ObjectOf(StreamOptions)] = Field(
+        None, description="needs `stream`"
+    )
+    prompt_cache_key: Annotated[str | None, _LABEL] = Field(
+        None,
+        description="names the session of the request, for usage and `tokens_per_session`; prefixes are cached without it",
+    )
+    prompt_cache_retention: Annotated[str | None, Choice(_RETENTIONS)] = Field(None, description=ACCEPTED)
+    prompt_cache_options: Annotated[PromptCacheOptions | None, _CACHE] = Field(None, description=ACCEPTED)
+    user: Annotated[str | None, _LABEL] = Field(None, description=ACCEPTED)
+    safety_identifier: Annotated[str | None, _LABEL] = Field(None, description=ACCEPTED)
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidParameter("`stream_options` needs `stream` to be true.", param="stream_options")
+        return self
+
+
+class GenerationRequest(CommonRequest):
+    """The parameters that chat and completions have besides. Most are fields of `SamplingParams`."""
 
     max_tokens: Annotated[int | None, _COUNT] = Field(
         None, description="most tokens per choice; default `default_max_tokens`"
     )
     max_completion_tokens: Annotated[int | None, _COUNT] = Field(None, description=_NEWER)
     n: Annotated[int, Integer(1, MAX_CHOICES)] = Field(1, description=_CHOICES)
-    temperature: Annotated[float, Number(0, 2)] = Field(1.0, description="0 is greedy")
-    top_p: Annotated[float, Number(0, 1)] = Field(1.0, description="nucleus sampling; 0 is greedy")
     top_k: Annotated[int, Integer(-1, 2**20)] = Field(
         0, description="most likely tokens kept; 0 and -1 keep all"
     )
     min_p: Annotated[float, Number(0, 1)] = Field(
         0.0, description="least probability relative to the best token"
-    )
-    presence_penalty: Annotated[float, _PENALTY] = Field(
-        0.0, description="penalty on tokens that were generated before"
-    )
-    frequency_penalty: Annotated[float, _PENALTY] = Field(
-        0.0, description="penalty per earlier occurrence of the token"
     )
     repetition_penalty: Annotated[float, Number(0.01, 10)] = Field(
         1.0, description="factor on tokens that occurred before; 1 is off"
@@ -154,25 +181,9 @@ class GenerationRequest(ModelRequest):
     skip_special_tokens: Annotated[bool, Boolean()] = Field(
         True, description="leave special tokens out of the text"
     )
-    seed: Annotated[int | None, Integer(-(2**63), 2**63 - 1)] = Field(
-        None,
-        description="same seed, same random numbers; the same text where the logits have the same bits: with `deterministic` always, else see the engine's README, decision 10",
-    )
-    stream: Annotated[bool, Boolean()] = Field(False, description="send the response as server-sent events")
-    stream_options: Annotated[StreamOptions | None, ObjectOf(StreamOptions)] = Field(
-        None, description="needs `stream`"
-    )
     cache_salt: Annotated[str | None, Text(MAX_SALT_BYTES)] = Field(
         None, description="separates cached prefixes within the tenant"
     )
-    prompt_cache_key: Annotated[str | None, _LABEL] = Field(
-        None,
-        description="names the session of the request, for usage and `tokens_per_session`; prefixes are cached without it",
-    )
-    prompt_cache_retention: Annotated[str | None, Choice(_RETENTIONS)] = Field(None, description=_UNUSED)
-    prompt_cache_options: Annotated[PromptCacheOptions | None, _CACHE] = Field(None, description=_UNUSED)
-    user: Annotated[str | None, _LABEL] = Field(None, description=_UNUSED)
-    safety_identifier: Annotated[str | None, _LABEL] = Field(None, description=_UNUSED)
     return_token_ids: Annotated[bool, Boolean()] = Field(False, description=_TOKEN_IDS)
     return_tokens_as_token_ids: Annotated[bool, Boolean()] = Field(False, description=_NUMBERED)
     structured_outputs: Annotated[Structure | None, StructuredOutputs()] = Field(
@@ -202,10 +213,8 @@ class GenerationRequest(ModelRequest):
         return fields if self.top_p else fields | {"temperature": 0.0, "top_p": 1.0}
 
     @model_validator(mode="after")
-    def _check_stream_and_maximum(self) -> Self:
+    def _check_maximum(self) -> Self:
         newer = self.max_completion_tokens
-        if self.stream_options is not None and not self.stream:
-            raise InvalidParameter("`stream_options` needs `stream` to be true.", param="stream_options")
         if newer is not None and self.max_tokens not in (None, newer):
             raise InvalidParameter(
                 "`max_tokens` and `max_completion_tokens` differ; give one.", param="max_completion_tokens"
@@ -259,12 +268,12 @@ class ChatRequest(TemplateRequest, GenerationRequest):
         None, description="accepted, not stored"
     )
     store: Annotated[bool, Boolean(only=False)] = Field(False, description="responses are never stored")
-    modalities: Annotated[list[str] | None, _ONE_TEXT] = Field(None, description=_UNUSED)
-    verbosity: Annotated[str | None, Choice(("low", "medium", "high"))] = Field(None, description=_UNUSED)
+    modalities: Annotated[list[str] | None, _ONE_TEXT] = Field(None, description=ACCEPTED)
+    verbosity: Annotated[str | None, Choice(("low", "medium", "high"))] = Field(None, description=ACCEPTED)
     service_tier: Annotated[str | None, Choice(("auto", "default"))] = Field(
         None, description="accepted; there is one tier"
     )
-    reasoning_effort: Annotated[str | None, Choice(_EFFORTS)] = Field(
+    reasoning_effort: Annotated[str | None, Choice(EFFORTS)] = Field(
         None,
         description="bounds the thought, and is given to a chat template that knows it; `none`: no thought",
     )

@@ -6,10 +6,35 @@ from tests.platform.parameters.request_parts import CALL, NAMED, SCHEMA, USER, a
 
 from loraplex.platform.parameters.chat_messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Messages
 from loraplex.platform.parameters.response_format import BOUNDS, ResponseFormat, StructuredOutputs
+from loraplex.platform.parameters.responses_input import MAX_ITEMS, InputItems
+from loraplex.platform.parameters.responses_tools import ResponseToolChoices, ResponseTools
 from loraplex.platform.parameters.tools import MAX_DESCRIPTION_BYTES, MAX_TOOLS, ToolChoices, ToolDefinitions
 from loraplex.platform.parameters.value_types import MAX_PROMPTS, Prompts
 
-NestedKind = Messages | Prompts | ResponseFormat | StructuredOutputs | ToolDefinitions | ToolChoices
+NestedKind = (
+    Messages
+    | Prompts
+    | ResponseFormat
+    | StructuredOutputs
+    | ToolDefinitions
+    | ToolChoices
+    | InputItems
+    | ResponseTools
+    | ResponseToolChoices
+)
+FUNCTION = {"type": "function", "name": "f"}
+CUSTOM = {"type": "custom", "name": "g"}
+ITEMS: list[Any] = [
+    {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "a"}]},
+    {"role": "user", "content": "a", "id": "msg_1", "status": "completed"},
+    {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "a"}]},
+    {"type": "reasoning", "encrypted_content": "sealed"},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "status": "completed"},
+    {"type": "custom_tool_call", "call_id": "d", "name": "g", "namespace": "n", "input": ""},
+    {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "a"}]},
+    {"type": "custom_tool_call_output", "call_id": "d", "output": ""},
+    {"role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": []}]},
+]
 
 
 def inside(kind: NestedKind) -> list[Any]:
@@ -27,6 +52,12 @@ def inside(kind: NestedKind) -> list[Any]:
             return tool_definitions_inside(MAX_TOOLS)
         case ToolChoices():
             return tool_choices_inside(MAX_TOOLS)
+        case InputItems():
+            return ["", "a", [USER], [USER] * MAX_ITEMS, ITEMS, [{"role": "user", "content": []}]]
+        case ResponseTools():
+            return response_tools_inside(MAX_TOOLS)
+        case ResponseToolChoices():
+            return response_tool_choices_inside(MAX_TOOLS)
 
 
 def outside(kind: NestedKind) -> list[Any]:
@@ -44,6 +75,12 @@ def outside(kind: NestedKind) -> list[Any]:
             return tool_definitions_outside(MAX_TOOLS)
         case ToolChoices():
             return tool_choices_outside(MAX_TOOLS)
+        case InputItems():
+            return input_items_outside(MAX_ITEMS)
+        case ResponseTools():
+            return response_tools_outside(MAX_TOOLS)
+        case ResponseToolChoices():
+            return response_tool_choices_outside(MAX_TOOLS)
 
 
 def messages_inside(max_items: int) -> list[Any]:
@@ -202,3 +239,114 @@ def tool_choices_outside(max_items: int) -> list[Any]:
     many = allowed_tools(*["f"] * (max_items + 1))
     modes: list[Any] = [allowed_tools(), allowed_tools("f", mode="none"), many]
     return [*modes, "any", 1, [], {}, tool("a b"), {"type": "function"}, {**NAMED, "x": 1}, tool(x=1)]
+
+
+def grammar(syntax: str, definition: str) -> dict[str, Any]:
+    return {"type": "grammar", "syntax": syntax, "definition": definition}
+
+
+def namespace(*tools: object, **fields: object) -> dict[str, Any]:
+    return {"type": "namespace", "name": "n", "description": "", "tools": list(tools), **fields}
+
+
+def response_tools_inside(max_items: int) -> list[Any]:
+    functions = [{**FUNCTION, "name": f"f{index}"} for index in range(max_items)]
+    long = {**CUSTOM, "description": "d" * MAX_DESCRIPTION_BYTES}
+    return [
+        [],
+        functions,
+        [namespace(*functions)],
+        [{**FUNCTION, "parameters": {}, "strict": True, "defer_loading": True, "async": False}],
+        [{**long, "format": {"type": "text"}}, {"type": "web_search"}, {"type": "mcp", "server_label": "a"}],
+        [
+            {**CUSTOM, "name": "r", "format": grammar("regex", "a" * BOUNDS.max_pattern_bytes)},
+            {**CUSTOM, "name": "l", "format": grammar("lark", "a" * BOUNDS.max_text_bytes)},
+            namespace(FUNCTION, CUSTOM),
+        ],
+    ]
+
+
+def response_tools_outside(max_items: int) -> list[Any]:
+    functions = [{**FUNCTION, "name": f"f{index}"} for index in range(max_items + 1)]
+    formats: list[Any] = [
+        {"type": "grammar", "syntax": "lark"},
+        {"type": "grammar", "definition": "a"},
+        {"type": "text", "definition": "a"},
+        grammar("gbnf", "a"),
+        grammar("lark", "a" * (BOUNDS.max_text_bytes + 1)),
+        grammar("regex", "a" * (BOUNDS.max_pattern_bytes + 1)),
+        "text",
+    ]
+    return [
+        functions,
+        [namespace(*functions[:-1]), functions[-1]],
+        [namespace()],
+        [namespace(namespace(FUNCTION))],
+        [namespace({"type": "web_search"})],
+        [namespace(FUNCTION), {**FUNCTION, "name": "n__f"}],
+        [FUNCTION, {**FUNCTION, "type": "custom"}],
+        [tool()],
+        [{"type": "function"}],
+        [{**FUNCTION, "parameters": True}],
+        [{**FUNCTION, "name": "a b"}],
+        [{"name": "f"}],
+        [1],
+        {},
+        *([{**CUSTOM, "format": each}] for each in formats),
+    ]
+
+
+def response_tool_choices_inside(max_items: int) -> list[Any]:
+    many: list[Any] = [{**FUNCTION, "name": f"f{index}"} for index in range(max_items)]
+    some = [
+        FUNCTION,
+        CUSTOM,
+        {**CUSTOM, "namespace": "n"},
+        {"type": "namespace", "name": "n"},
+        {"type": "mcp"},
+    ]
+    return [
+        *("none", "auto", "required"),
+        *(FUNCTION, CUSTOM, {**FUNCTION, "namespace": "n"}, {"type": "web_search"}),
+        {"type": "allowed_tools", "mode": "auto", "tools": some},
+        {"type": "allowed_tools", "mode": "required", "tools": many},
+    ]
+
+
+def response_tool_choices_outside(max_items: int) -> list[Any]:
+    allowed: Any = {"type": "allowed_tools", "mode": "auto", "tools": [FUNCTION]}
+    wrong: list[Any] = [
+        {**allowed, "mode": "none"},
+        {**allowed, "tools": []},
+        {**allowed, "tools": [FUNCTION] * (max_items + 1)},
+        {**allowed, "tools": [{"type": "function"}]},
+        {**allowed, "tools": [1]},
+        {"type": "allowed_tools"},
+    ]
+    return [*wrong, "any", 1, [], {}, {"type": "function"}, {**FUNCTION, "x": 1}, tool("f")]
+
+
+def input_items_outside(max_items: int) -> list[Any]:
+    call, output = ITEMS[4], ITEMS[6]
+    parts: list[Any] = [
+        {"type": "input_image", "image_url": "data:,"},
+        {"type": "input_file", "file_id": "f"},
+        {"type": "text", "text": "a"},
+        {"type": "input_text"},
+        1,
+    ]
+    items: list[Any] = [
+        {"type": "item_reference", "id": "msg_1"},
+        {"id": "msg_1"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+        {"role": "tool", "content": "a"},
+        {"role": "user"},
+        {"type": "reasoning", "content": "a"},
+        {"type": 1},
+        output,
+        {},
+        1,
+        *({"role": "user", "content": [each]} for each in parts),
+    ]
+    several: list[Any] = [[USER] * (max_items + 1), [call, call], [call, output, output], [output, call]]
+    return [[], 1, {}, *several, *([each] for each in items)]

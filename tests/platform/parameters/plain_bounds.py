@@ -4,8 +4,10 @@ import math
 from typing import Any
 
 from loraplex.platform.parameters.request_object import ObjectOf, kind_of
+from loraplex.platform.parameters.responses_request import TextFormats
 from loraplex.platform.parameters.value_types import (
     MAX_IDENTIFIER,
+    AnyText,
     Boolean,
     Choice,
     Identifier,
@@ -57,6 +59,11 @@ def inside(kind: Kind) -> list[Any]:
             return list(harmless)
         case Identifier():
             return ["a", "a" * MAX_IDENTIFIER, "_-Z9"]
+        case AnyText():
+            return ["", "a"]
+        case TextFormats():
+            named = {"type": "json_schema", "name": "n" * MAX_IDENTIFIER, "schema": {}}
+            return [named, {"type": "text"}, {"type": "json_object"}]
     raise AssertionError(f"no bounds for {kind}")
 
 
@@ -107,7 +114,8 @@ def outside(kind: Kind) -> list[Any]:
             return [{"other": True}, {next(iter(model.model_fields)): 1}, []]
         case ListOf(Kind() as item, low, high):
             wrong = [[each] for each in outside(item)]
-            return [inside(item)[:1] * (low - 1), inside(item)[:1] * (high + 1), {}, 1, *wrong]
+            short = [inside(item)[:1] * (low - 1)] if low else []
+            return [*short, inside(item)[:1] * (high + 1), {}, 1, *wrong]
         case Scalars(max_items, max_bytes, largest):
             values: list[Any] = ["a" * (max_bytes + 1), largest + 1, -largest - 1, 10**400, math.nan, [], {}]
             names = {f"a{index}": 0 for index in range(max_items + 1)}
@@ -116,4 +124,6 @@ def outside(kind: Kind) -> list[Any]:
             return [{"type": "json_object"}, [{}], "auto", True, 2]
         case Identifier():
             return ["", "a" * (MAX_IDENTIFIER + 1), "a b", "é", "a.b", "a\n", 1]
+        case AnyText():
+            return [1, []]
     raise AssertionError(f"no bounds for {kind}")

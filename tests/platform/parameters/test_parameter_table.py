@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 from tests.platform.parameters import message_bounds, nested_bounds, plain_bounds
-from tests.platform.parameters.nested_bounds import NestedKind
+from tests.platform.parameters.nested_bounds import ITEMS, NestedKind, response_tools_inside
 from tests.platform.parameters.request_parts import CALL, NAMED, USER, allowed_tools, schema, tool
 
 from loraplex.engine.sampling_params import SamplingParams
@@ -25,6 +25,7 @@ from loraplex.platform.parameters.parameter_table import (
 )
 from loraplex.platform.parameters.request_models import GenerationRequest
 from loraplex.platform.parameters.request_object import default_text, read_reporting
+from loraplex.platform.parameters.responses_request import INCLUDE_LOGPROBS
 from loraplex.platform.parameters.value_types import Kind
 
 WEB = Path(__file__).parents[3] / "platform" / "web"
@@ -37,6 +38,8 @@ BEGIN, END = "<!-- parameters: generated -->\n", "<!-- end of parameters -->\n"
 BASE: dict[Endpoint, dict[str, Any]] = {
     "chat": {"model": "m", "messages": [USER]},
     "completions": {"model": "m", "prompt": "hello"},
+    "responses": {"model": "m", "input": "hello"},
+    "input_tokens": {"model": "m", "input": "hello"},
     "tokenize": {"model": "m"},
     "detokenize": {"model": "m", "tokens": [1]},
     "messages": {"model": "m", "messages": [USER], "max_tokens": 1},
@@ -67,7 +70,7 @@ def cases(values: str) -> list[Any]:
 def body(endpoint: Endpoint, row: Parameter, value: object) -> dict[str, object]:
     needed: dict[str, dict[str, object]] = {
         "stream_options": {"stream": True},
-        "top_logprobs": {"logprobs": True},
+        "top_logprobs": {"include": [INCLUDE_LOGPROBS]} if endpoint == "responses" else {"logprobs": True},
         "max_tokens": {"echo": True} if endpoint == "completions" else {},
     }
     return {**BASE[endpoint], **needed.get(row.name, {}), row.name: value}
@@ -142,12 +145,15 @@ UNKNOWN = {"foo": None, "mood": None, "x" * 1000: None}
         ("chat", {"tools": [tool()], "tool_choice": NAMED}),
         ("chat", {"tools": [tool()], "tool_choice": allowed_tools("f")}),
         ("chat", {"response_format": schema()}),
+        ("responses", {"input": ITEMS, "tools": response_tools_inside(3)[-1]}),
+        ("responses", {"text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}}),
     ],
 )
 def test_an_unknown_name_with_null_is_absent(endpoint: Endpoint, given: dict[str, Any]) -> None:
     """In every object of a body, but not in schemas, whose names are data."""
     body = {**BASE[endpoint], **given}
-    assert read_parameters(endpoint, with_nulls(body)) == read_parameters(endpoint, body)
+    read, plain = read_parameters(endpoint, with_nulls(body)), read_parameters(endpoint, body)
+    assert (vars(read), read.model_fields_set) == (vars(plain), plain.model_fields_set)
 
 
 def with_nulls(value: Any, name: str = "") -> Any:
@@ -175,11 +181,15 @@ def test_unknown_names_are_refused(endpoint: Endpoint, name: str) -> None:
         ("tools", [{**tool(), "cache": 1}], "tools[0].cache"),
         ("tool_choice", {**NAMED, "x": 1}, "tool_choice.x"),
         ("tool_choice", {**allowed_tools("f"), "mode": "auto"}, "tool_choice.mode"),
+        ("input", [{"role": "user", "content": "a", "x": 1}], "input[0].x"),
+        ("tools", [{"type": "custom", "name": "f", "parameters": {}}], "tools[0].parameters"),
+        ("text", {"format": {"type": "text", "x": 1}}, "text.format.x"),
     ],
 )
 def test_unknown_fields_inside_are_named_by_their_path(name: str, value: object, param: str) -> None:
+    endpoint: Endpoint = "responses" if name in ("input", "text") or "custom" in str(value) else "chat"
     with pytest.raises(UnknownParameter) as unknown:
-        read_parameters("chat", {**BASE["chat"], name: value})
+        read_parameters(endpoint, {**BASE[endpoint], name: value})
     assert unknown.value.param == param
 
 
