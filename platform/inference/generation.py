@@ -20,6 +20,7 @@ from loraplex.engine.errors import (
     RequestTimeout,
 )
 from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Scored, Started
+from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.errors import AdapterMismatch, EngineFailed, GatewayError, RequestRevoked
 from loraplex.platform.inference.admission import PendingAdmission
 from loraplex.platform.inference.choice_probabilities import ScoredChoices
@@ -150,6 +151,11 @@ class Generation:
     def prompts(self) -> list[list[int]]:
         """The token ids of each prompt."""
         return [request.prompt_token_ids for request in self._requests[: self.num_prompts]]
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How the tokens of each choice are sampled."""
+        return self._requests[0].sampling
 
     def headers(self) -> dict[str, str]:
         """Return the response headers: the adapter, and how its schemas are enforced."""

@@ -44,6 +44,7 @@ from loraplex.platform.inference.in_flight import InFlightRequests
 from loraplex.platform.inference.model_resolution import KnownModels, ResolvedModel
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 from loraplex.platform.inference.thought import ThoughtRules
+from loraplex.platform.inference.truncation import ConversationRequest, fitted
 from loraplex.platform.parameters.json_object import size_of
 from loraplex.platform.parameters.output_constraints import build_output_constraints
 from loraplex.platform.parameters.request_models import (
@@ -256,6 +257,8 @@ class InferencePipeline:
                 raise
 
     def _encode_large(self, values: PromptRequest, model: ResolvedModel) -> list[list[int]]:
+        if isinstance(values, ConversationRequest) and values.cuts:
+            return self._encode(values, model)
         limit = self._dependencies.config.max_prompt_characters
         size = _characters(values, limit)
         if size > limit:
@@ -269,10 +272,13 @@ class InferencePipeline:
 
     def _encode(self, values: PromptRequest, model: ResolvedModel) -> list[list[int]]:
         """Return the ids of every prompt. Raises `ContextTooLong` early for one that cannot fit, unless it is only counted."""
-        prompts = self._dependencies.prompts
-        check = (
-            None if isinstance(values, TokenizeRequest) else partial(self._left, values, bound="at least ")
-        )
+        prompts, check = self._dependencies.prompts, None
+        conversation = values if isinstance(values, ConversationRequest) else None
+        if conversation is not None and conversation.cuts:
+            return fitted(conversation, partial(self._encode_fitting, model))
+        counted = conversation is not None and conversation.only_counted
+        if not counted and not isinstance(values, TokenizeRequest):
+            check = partial(self._left, values, bound="at least ")
         if isinstance(values, CompletionRequest) or values.messages is None:
             special = not isinstance(values, TokenizeRequest) or values.add_special_tokens is not False
             return [
@@ -285,6 +291,11 @@ class InferencePipeline:
         if markers is not None and isinstance(values, ChatRequest):
             ids += self._thought.ending(values, markers, ids)
         return [ids]
+
+    def _encode_fitting(self, model: ResolvedModel, values: ConversationRequest) -> list[list[int]]:
+        prompts = self._encode_large(values, model)
+        self._left(values, len(prompts[0]))
+        return prompts
 
     def _template_options(
         self, values: ChatRequest | TokenizeRequest, model: ResolvedModel
