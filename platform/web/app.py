@@ -32,7 +32,6 @@ from loraplex.platform.web.anthropic.errors import client_headers, described, er
 from loraplex.platform.web.inference_plane import InferencePlane
 from loraplex.platform.web.openai import routes as openai
 from loraplex.platform.web.openai.missing_endpoints import instead_of
-from loraplex.platform.web.openai.openapi import DOCUMENTED_MODELS
 from loraplex.platform.web.openapi import Application
 from loraplex.platform.web.planes import Planes
 from loraplex.platform.web.transport.body_budget import BodyBudget
@@ -55,7 +54,7 @@ def create_app(
     `observers` see every request when it has ended.
     """
     app = Application(title="loraplex", redirect_slashes=False, docs_url=None, redoc_url=None)
-    app.models = DOCUMENTED_MODELS
+    app.models = openai.DOCUMENTED_MODELS
     authenticator = Authenticator(
         dependencies.database,
         dependencies.config.key_cache_s,

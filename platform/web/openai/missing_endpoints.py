@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Final
 
 INSTEAD: Final[Mapping[str, str]] = {
-    "use POST /v1/tokenize to count tokens": "/v1/responses/input_tokens",
-    "use POST /v1/chat/completions": "/v1/responses /v1/assistants /v1/threads /v1/batches",
+    "use POST /v1/chat/completions": "/v1/assistants /v1/threads /v1/batches",
+    "nothing is stored: send the conversation with POST /v1/responses": "/v1/conversations",
     "use POST /v1/completions": "/v1/complete",
     "train elsewhere, and upload with POST /tenant/v1/adapters/{name}/versions": "/v1/fine_tuning",
     "use another server for this: this one only generates text": (

@@ -1,21 +1,12 @@
 """OpenAPI schemas of the inference plane: the models of request bodies, responses and stream events, by status."""
 
-from typing import Any, Final
+from typing import Any
 
 from pydantic import BaseModel
-from pydantic.json_schema import JsonSchemaMode
 
-from loraplex.platform.parameters.parameter_table import MODELS
 from loraplex.platform.parameters.request_models import ModelRequest
-from loraplex.platform.web.openai.response_models import ChatCompletionChunk
 from loraplex.platform.web.openapi import reference
 from loraplex.platform.web.responses import documented
-
-DOCUMENTED_MODELS: Final[tuple[tuple[type[BaseModel], JsonSchemaMode], ...]] = (
-    *((model, "validation") for model in MODELS.values()),
-    (ChatCompletionChunk, "serialization"),
-)
-"""Models that FastAPI does not find in a route's declaration."""
 
 
 def generation_responses(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:

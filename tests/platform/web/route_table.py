@@ -17,6 +17,8 @@ SCOPES: Final = {
     "POST /v1/completions": "inference",
     "POST /v1/messages": "inference",
     "POST /v1/messages/count_tokens": "inference",
+    "POST /v1/responses": "inference",
+    "POST /v1/responses/input_tokens": "inference",
     "POST /v1/tokenize": "inference",
     "POST /v1/detokenize": "inference",
     "GET /v1/models": "inference",

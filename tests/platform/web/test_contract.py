@@ -52,7 +52,7 @@ CHECKS = [
 DIGEST = "a" * 64
 REQUEST_ID = "req-77"
 FILES = {CONFIG: b"{}", WEIGHTS: b"weights"}
-GENERATIONS = {"POST /v1/chat/completions", "POST /v1/completions"}
+GENERATIONS = {"POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses"}
 """Operations whose bodies name the base model: of `BODIES` of them, the engine must get some."""
 BODIES = 10
 TERMS = UploadTerms(part_bytes=1000, lifetime=timedelta(hours=1), max_open=100)

@@ -29,7 +29,7 @@ async def test_the_answer_names_what_to_use_instead(start_gateway: Any) -> None:
                     }
                 }
     with pytest.raises(openai.NotFoundError, match="use POST /v1/chat/completions") as missing:
-        await gateway.client().responses.create(model="m", input="hello")
+        await gateway.client().post("/assistants", cast_to=httpx.Response, body={})
     assert missing.value.code == "not_found"
 
 
@@ -42,9 +42,11 @@ async def test_what_is_named_exists(start_gateway: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "beginning"),
     [
-        ("/v1/responses/input_tokens", "use POST /v1/tokenize"),
         ("/v1/v1/messages", "let the base URL of a client of Anthropic end without /v1"),
-        ("/v1/responses/resp_1/cancel", "use POST /v1/chat/completions"),
+        (
+            "/v1/conversations/conv_1/items",
+            "nothing is stored: send the conversation with POST /v1/responses",
+        ),
         ("/v1/embeddings", "use another server"),
         ("/v1/v1/chat/completions", "let the client's base URL end with /v1"),
         ("/chat/completions", "let the client's base URL end with /v1"),

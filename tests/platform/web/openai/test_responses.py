@@ -1,0 +1,555 @@
+"""`/v1/responses` through a gateway: bodies and events, the official client, tool loops, errors, and the counting of tokens."""
+
+import json
+from functools import partial
+from itertools import pairwise
+from typing import Any
+from uuid import UUID
+
+import openai
+import pytest
+from starlette.datastructures import Headers
+from tests.platform.web.gateway import SECRET
+from tests.platform.web.openai.responses_events import (
+    MODEL,
+    PATH,
+    checked_events,
+    checked_response,
+    replayed,
+    without_ids,
+)
+
+from loraplex.engine.fake_engine import FakeScript, Fault
+from loraplex.grammar.constraints import ContextFreeGrammar, Regex
+from loraplex.platform.errors import InvalidParameter
+from loraplex.platform.inference.thought_seal import ThoughtSeal
+from loraplex.platform.inference.truncation import ConversationRequest
+from loraplex.platform.parameters.parameter_table import read_parameters
+from loraplex.platform.server.secret import derive
+from loraplex.platform.web.inference_plane import DialectContext
+from loraplex.platform.web.openai.responses.reader import read_responses
+from loraplex.tenants.accounts.tenants import TenantRepository
+
+TENANT = UUID(int=1)
+TEXTS = FakeScript(answers=(("Hello", " wörld\n", '"!"'),))
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Weather",
+    "parameters": SCHEMA,
+    "strict": True,
+}
+NOTE: Any = {"type": "custom", "name": "note", "description": "Keeps a note"}
+CRM: Any = {
+    "type": "namespace",
+    "name": "crm",
+    "description": "Customers",
+    "tools": [
+        {"type": "function", "name": "find", "parameters": SCHEMA},
+        {"type": "custom", "name": "write"},
+    ],
+}
+TOOLS = [WEATHER, NOTE, CRM]
+
+
+def call(name: str, arguments: Any) -> str:
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f'\n<tool_call>{{"name": "{name}", "arguments": {written}}}</tool_call>'
+
+
+CALLS = FakeScript(
+    answers=(
+        (
+            "I ask.",
+            *call("get_weather", {"city": "Oslø"}),
+            *call("note", {"input": 'a "quoted" line\n\N{GRINNING FACE}'}),
+            *call("crm__find", {"city": "Rome"}),
+            *call("crm__write", {"input": "x"}),
+        ),
+    )
+)
+BODIES: dict[str, tuple[FakeScript, dict[str, Any]]] = {
+    "text": (TEXTS, {}),
+    "everything": (
+        TEXTS,
+        {
+            "instructions": "Be brief.",
+            "metadata": {"a": "b"},
+            "user": "u",
+            "safety_identifier": "s",
+            "prompt_cache_key": "k",
+            "service_tier": "auto",
+            "temperature": 0.5,
+            "top_p": 0.25,
+            "max_output_tokens": 100,
+            "max_tool_calls": 3,
+            "parallel_tool_calls": False,
+            "truncation": "auto",
+            "text": {"format": {"type": "text"}, "verbosity": "low"},
+            "reasoning": {"summary": "auto"},
+            "store": False,
+            "background": False,
+        },
+    ),
+    "logprobs": (TEXTS, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+    "calls": (CALLS, {"tools": TOOLS, "tool_choice": "auto"}),
+    "length": (TEXTS, {"max_output_tokens": 2}),
+    "schema": (
+        FakeScript(answers=(('{"city"', ': "Rome"}'),)),
+        {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}}},
+    ),
+    "json_object": (FakeScript(answers=(('{"a"', ": 1}"),)), {"text": {"format": {"type": "json_object"}}}),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_a_stream_ends_with_the_whole_response(start_gateway: Any, name: str) -> None:
+    script, fields = BODIES[name]
+    gateway = await start_gateway(script)
+    body = {"model": MODEL, "input": "hello", **fields}
+    answer = await gateway.post(PATH, body)
+    assert answer.status_code == 200, answer.text
+    whole = checked_response(answer.content)
+    streamed = await gateway.post(PATH, {**body, "stream": True})
+    events = checked_events(streamed.content)
+    last = events[-1]
+    assert last["type"] == f"response.{whole['status']}"
+    assert replayed(events) == last["response"]["output"]
+    assert without_ids(last["response"]) == without_ids(whole)
+    assert events[0]["response"]["status"] == "in_progress" and events[0]["response"]["output"] == []
+    echoed = {name: each for name, each in fields.items() if name not in ("include", "tools", "store")}
+    if name == "everything":
+        echoed |= {"service_tier": "default", "reasoning": {"summary": "auto", "effort": None}}
+    assert whole.items() >= echoed.items()
+
+
+async def test_text_and_usage(start_gateway: Any) -> None:
+    gateway = await start_gateway(FakeScript(answers=TEXTS.answers, cached_tokens=3))
+    response = await gateway.client().responses.create(model=MODEL, input="hello", instructions="Be brief.")
+    assert response.output_text == 'Hello wörld\n"!"' and response.status == "completed"
+    [request] = gateway.engine.requests
+    usage = response.usage
+    assert usage.input_tokens == len(request.prompt_token_ids)
+    assert (usage.output_tokens, usage.total_tokens) == (3, usage.input_tokens + 3)
+    assert usage.input_tokens_details.cached_tokens == 3
+    assert usage.output_tokens_details.reasoning_tokens == 0
+    chat = await gateway.client().chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}],
+    )
+    assert chat.usage.prompt_tokens == usage.input_tokens
+    assert gateway.engine.requests[1].prompt_token_ids == request.prompt_token_ids
+
+
+async def test_calls_come_back_as_the_client_knows_the_tools(start_gateway: Any) -> None:
+    gateway = await start_gateway(CALLS)
+    response = await gateway.client().responses.create(model=MODEL, input="hello", tools=TOOLS)
+    text, weather, note, find, write = response.output
+    assert (text.type, text.content[0].text.strip()) == ("message", "I ask.")
+    assert (weather.type, weather.name, weather.namespace) == ("function_call", "get_weather", None)
+    assert json.loads(weather.arguments) == {"city": "Oslø"}
+    assert (note.type, note.name) == ("custom_tool_call", "note")
+    assert note.input == 'a "quoted" line\n\N{GRINNING FACE}'
+    assert (find.type, find.namespace, find.name) == ("function_call", "crm", "find")
+    assert (write.type, write.namespace, write.name, write.input) == ("custom_tool_call", "crm", "write", "x")
+    assert len({each.call_id for each in (weather, note, find, write)}) == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_tool_loop_of_three_turns_by_the_official_client(start_gateway: Any, stream: bool) -> None:
+    """The client sends back what it got; the prompt of each turn begins with that of the turn before."""
+    gateway = await start_gateway(CALLS)
+    create = gateway.client().responses.create
+    items: list[Any] = [{"role": "user", "content": "hello"}]
+    for turn in range(3):
+        fields: Any = {"model": MODEL, "input": items, "tools": TOOLS, "store": False, "user": f"{turn}"}
+        if stream:
+            async with gateway.client().responses.stream(**fields) as events:
+                types = [event.type async for event in events]
+                response: Any = await events.get_final_response()
+            assert types[0] == "response.created" and types[-1] == "response.completed"
+        else:
+            response = await create(**fields)
+        calls = [each for each in response.output if each.type != "message"]
+        assert [each.type for each in calls] == ["function_call", "custom_tool_call"] * 2
+        items += [each.to_dict() for each in response.output]
+        items += [
+            {
+                "type": f"{each.type}_output",
+                "call_id": each.call_id,
+                "output": [{"type": "input_text", "text": "done"}],
+            }
+            for each in calls
+        ]
+    prompts = [request.prompt_token_ids for request in gateway.engine.requests]
+    text = gateway.app.state.inference.dependencies.prompts.text_of
+    for earlier, later in pairwise(prompts):
+        # But for the beginning of the answer.
+        assert text(later).startswith(text(earlier).rpartition("assistant")[0])
+    assert text(prompts[2]).count("crm__find") == 1 + 2 * 2
+
+
+async def test_what_clients_of_chat_see_is_what_clients_of_responses_see(start_gateway: Any) -> None:
+    """One conversation in both dialects has equal prompts, also where items have other forms."""
+    gateway = await start_gateway(TEXTS)
+    called = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'},
+    }
+    chat = {
+        "model": MODEL,
+        "tools": [
+            {"type": "function", "function": {name: WEATHER[name] for name in WEATHER if name != "type"}}
+        ],
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": "I ask.", "tool_calls": [called]},
+            {"role": "tool", "tool_call_id": "c", "content": "warm"},
+            {"role": "user", "content": "And?"},
+        ],
+    }
+    items = [
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "Hel"}, {"type": "input_text", "text": "lo"}],
+        },
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "I ask."}],
+            "id": "m",
+        },
+        {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": '{"city": "Rome"}'},
+        {"type": "function_call_output", "call_id": "c", "output": "warm", "status": "completed"},
+        {"role": "user", "content": "And?"},
+    ]
+    both: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", chat),
+        (PATH, {"model": MODEL, "tools": [WEATHER], "instructions": "Be brief.", "input": items}),
+        (
+            PATH,
+            {
+                "model": MODEL,
+                "tools": [WEATHER],
+                "input": [{"role": "system", "content": "Be brief."}, *items],
+            },
+        ),
+    ]
+    for path, body in both:
+        assert (await gateway.post(path, {**body, "seed": 7})).status_code == 200
+    first, *others = [(each.prompt_token_ids, each.sampling.seed) for each in gateway.engine.requests]
+    assert others == [first] * 2
+    counted = await gateway.client().responses.input_tokens.count(
+        model=MODEL, tools=[WEATHER], instructions="Be brief.", input=items
+    )
+    assert counted.input_tokens == len(first[0])
+
+
+async def test_tools_of_a_host_are_refused_or_left_out_aloud(start_gateway: Any) -> None:
+    gateway = await start_gateway(TEXTS)
+    tools = [WEATHER, {"type": "web_search"}, NOTE, {"type": "mcp", "server_label": "x"}]
+    allowed = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "mcp"}, {"type": "custom", "name": "note"}],
+    }
+    body = {"model": MODEL, "input": "hello", "tools": tools, "tool_choice": allowed}
+    header = {"x-loraplex-unsupported-tools": "ignore"}
+    for path in (PATH, f"{PATH}/input_tokens"):
+        error = (await gateway.post(path, body)).json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_tool", "tools[1]")
+        assert (
+            "'web_search'" in error["message"] and "x-loraplex-unsupported-tools: ignore" in error["message"]
+        )
+        served = await gateway.post(path, body, **header)
+        assert served.status_code == 200, served.text
+        assert served.headers["x-loraplex-ignored"] == "tools[1], tools[3], tool_choice.tools[0]"
+    document = checked_response((await gateway.post(PATH, body, **header)).content)
+    assert [each["name"] for each in document["tools"]] == ["get_weather", "note"]
+    for choice in ({"type": "web_search"}, {**allowed, "tools": [{"type": "mcp"}]}):
+        error = (await gateway.post(PATH, {**body, "tool_choice": choice}, **header)).json()["error"]
+        assert error["code"] == "unsupported_tool" and error["param"].startswith("tool_choice")
+    only = {**body, "tools": tools[1:2], "tool_choice": "required"}
+    assert (await gateway.post(PATH, only, **header)).status_code == 400
+    wrong = await gateway.post(PATH, body, **{"x-loraplex-unsupported-tools": "drop"})
+    assert wrong.json()["error"]["param"] == "x-loraplex-unsupported-tools"
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "mode"),
+    [
+        ("none", None, "none"),
+        ("required", None, "required"),
+        ({"type": "function", "name": "get_weather"}, ("get_weather",), "required"),
+        ({"type": "custom", "name": "note"}, ("note",), "required"),
+        ({"type": "custom", "name": "write", "namespace": "crm"}, ("crm__write",), "required"),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "namespace", "name": "crm"}, {"type": "custom", "name": "note"}],
+            },
+            ("crm__find", "crm__write", "note"),
+            "auto",
+        ),
+    ],
+)
+def test_choices_of_tools(choice: Any, names: tuple[str, ...] | None, mode: str) -> None:
+    values = read({"tools": TOOLS, "tool_choice": choice})
+    assert values.tool_choice is not None
+    assert (values.tool_choice.names, values.tool_choice.mode) == (names, mode)
+    assert [tool.name for tool in values.tools] == ["get_weather", "note", "crm__find", "crm__write"]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "function", "name": "note"},
+        {"type": "custom", "name": "write"},
+        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "erp"}]},
+    ],
+)
+def test_a_choice_that_is_not_offered(choice: Any) -> None:
+    with pytest.raises(InvalidParameter, match="which is not in `tools`") as refused:
+        read({"tools": TOOLS, "tool_choice": choice})
+    assert refused.value.param == "tool_choice"
+
+
+def test_custom_tools_are_held_by_their_grammar() -> None:
+    formats: list[Any] = [
+        {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"},
+        {"type": "grammar", "syntax": "regex", "definition": "a+"},
+        {"type": "text"},
+    ]
+    tools = [{"type": "custom", "name": f"t{index}", "format": each} for index, each in enumerate(formats)]
+    held = [tool.input for tool in read({"tools": tools}).tools]
+    assert held == [ContextFreeGrammar("start: /a+/"), Regex("a+"), None]
+
+
+def read(fields: dict[str, Any], headers: dict[str, str] | None = None) -> ConversationRequest:
+    body = read_parameters("responses", {"model": MODEL, "input": "hello", **fields})
+    return read_responses(body, context(headers))
+
+
+def context(headers: dict[str, str] | None = None, tenant: UUID = TENANT) -> DialectContext:
+    seal = ThoughtSeal(partial(derive, SECRET), tenant)
+    return DialectContext(request_headers=Headers(headers or {}), response_headers={}, seal=seal, text=None)  # type: ignore[arg-type]
+
+
+def test_thought_comes_back_sealed_or_plain() -> None:
+    seal = context().seal.seal(MODEL, "I think.")
+    items: list[Any] = [
+        {"role": "user", "content": "a"},
+        {
+            "type": "reasoning",
+            "content": [{"type": "reasoning_text", "text": "other"}],
+            "encrypted_content": seal,
+        },
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "plain"}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "2", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "2", "output": "r"},
+        {"type": "function_call_output", "call_id": "1", "output": "r"},
+        {"role": "assistant", "content": "d"},
+        {"role": "assistant", "content": "e"},
+    ]
+    messages = read({"input": items}).messages
+    written = [(each.role, each.content, each.reasoning, len(each.tool_calls)) for each in messages]
+    assert written == [
+        ("user", "a", "", 0),
+        ("assistant", "b", "I think.", 0),
+        ("user", "c", "", 0),
+        ("assistant", "", "plain", 2),
+        ("tool", "r", "", 0),
+        ("tool", "r", "", 0),
+        ("assistant", "d", "", 0),
+        ("assistant", "e", "", 0),
+    ]
+    current = read({"input": items, "reasoning": {"context": "current_turn"}}).messages
+    assert [each.reasoning for each in current if each.role == "assistant"] == ["", "plain", "", ""]
+
+
+def test_instructions_come_first() -> None:
+    """As codex sends them: several messages of the developer before the user's."""
+    items = [{"role": role, "content": role} for role in ("developer", "system", "user", "developer")]
+    messages = read({"input": items, "instructions": "first"}).messages
+    assert [(each.role, each.content) for each in messages] == [
+        ("system", "first"),
+        *((role, role) for role in ("developer", "system", "user", "developer")),
+    ]
+
+
+@pytest.mark.parametrize("change", ["altered", "tenant", "model", "foreign"])
+async def test_thought_sealed_for_others_is_refused(start_gateway: Any, change: str) -> None:
+    gateway = await start_gateway(TEXTS)
+    async with gateway.database.as_operator() as session:
+        tenant = (await TenantRepository(session).get("acme")).id
+    seal = context(tenant=UUID(int=2) if change == "tenant" else tenant).seal
+    sealed = seal.seal("other" if change == "model" else MODEL, "I think.")
+    good = context(tenant=tenant).seal.seal(MODEL, "I think.")
+    if change in ("altered", "foreign"):
+        sealed = (
+            f"{good[:20]}{'A' if good[20] != 'A' else 'B'}{good[21:]}" if change == "altered" else "gAAAAA=="
+        )
+    items: list[Any] = [
+        {"role": "user", "content": "a"},
+        {"type": "reasoning", "summary": [], "encrypted_content": sealed},
+    ]
+    refused = await gateway.post(PATH, {"model": MODEL, "input": items})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "input[1].encrypted_content"
+    items[1]["encrypted_content"] = good
+    assert (await gateway.post(PATH, {"model": MODEL, "input": items})).status_code == 200
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "store": ({"store": True}, "store", "unsupported_parameter"),
+    "previous": ({"previous_response_id": "resp_1"}, "previous_response_id", "unsupported_parameter"),
+    "conversation": ({"conversation": "conv_1"}, "conversation", "unsupported_parameter"),
+    "background": ({"background": True}, "background", "unsupported_parameter"),
+    "prompt": ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
+    "context": (
+        {"context_management": [{"type": "compaction"}]},
+        "context_management",
+        "unsupported_parameter",
+    ),
+    "moderation": ({"moderation": {"model": "m"}}, "moderation", "unsupported_parameter"),
+    "reference": ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0]", "unsupported_parameter"),
+    "image": (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
+        "input[0].content[0]",
+        "unsupported_parameter",
+    ),
+    "file": (
+        {
+            "input": [
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {
+                    "type": "function_call_output",
+                    "call_id": "c",
+                    "output": [{"type": "input_file", "file_id": "f"}],
+                },
+            ]
+        },
+        "input[1].output[0]",
+        "unsupported_parameter",
+    ),
+    "unknown output": (
+        {"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]},
+        "input[0].call_id",
+        "invalid_value",
+    ),
+    "twice": (
+        {"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f", "input": ""}] * 2},
+        "input[1].call_id",
+        "invalid_value",
+    ),
+    "collision": (
+        {"tools": [CRM, {"type": "custom", "name": "crm__find"}]},
+        "tools[1].name",
+        "invalid_value",
+    ),
+    "nested": ({"tools": [{**CRM, "tools": [CRM]}]}, "tools[0].tools[0]", "invalid_value"),
+    "129 tools": (
+        {"tools": [{"type": "function", "name": f"f{index}"} for index in range(129)]},
+        "tools",
+        "invalid_value",
+    ),
+    "include": ({"include": ["file_search_call.results"]}, "include[0]", "invalid_value"),
+    "top_logprobs": ({"top_logprobs": 1}, "top_logprobs", "invalid_value"),
+    "too long": ({"max_output_tokens": 4096}, "input", "context_length_exceeded"),
+    "effort": ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
+    "schema": (
+        {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "nothing"}}}},
+        "text.format.schema",
+        "invalid_schema",
+    ),
+    "unknown": ({"temprature": 1}, "temprature", "unknown_parameter"),
+}
+
+
+async def test_what_is_not_offered_is_refused_by_name(start_gateway: Any) -> None:
+    gateway = await start_gateway(TEXTS)
+    for name, (fields, param, code) in REFUSED.items():
+        response = await gateway.post(PATH, {"model": MODEL, "input": "hello", **fields})
+        error = response.json()["error"]
+        assert response.status_code == 400, name
+        assert (error["param"], error["code"]) == (param, code), error
+        assert param in error["message"] or name == "too long", error
+    assert not gateway.engine.requests
+
+
+async def test_a_body_of_10_mib_of_items(start_gateway: Any) -> None:
+    gateway = await start_gateway(TEXTS)
+    item = {"role": "user", "content": "word " * 1000}
+    body = {"model": MODEL, "input": [item] * 2000, "truncation": "disabled"}
+    error = (await gateway.post(PATH, body)).json()["error"]
+    assert error["code"] == "context_length_exceeded" and "4096 tokens" in error["message"]
+    larger = await gateway.post(PATH, {**body, "input": [item] * 2200})
+    assert larger.status_code == 413
+
+
+async def test_the_oldest_turns_are_left_out(start_gateway: Any) -> None:
+    gateway = await start_gateway(TEXTS)
+    turns: list[Any] = []
+    for turn in range(30):
+        turns += [
+            {"role": "user", "content": f"question {turn} " + "word " * 50},
+            {"type": "function_call", "call_id": f"c{turn}", "name": "get_weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": f"c{turn}", "output": "word " * 50},
+            {"role": "assistant", "content": f"answer {turn}"},
+        ]
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "instructions": "Be brief.",
+        "input": turns,
+        "max_output_tokens": 1000,
+    }
+    refused = await gateway.post(PATH, body)
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    served = await gateway.post(PATH, {**body, "truncation": "auto"})
+    dropped = int(served.headers["x-loraplex-truncated-items"])
+    assert dropped % 4 == 0 and 0 < dropped < len(turns)
+    [request] = gateway.engine.requests
+    assert len(request.prompt_token_ids) <= 3096
+    text = gateway.app.state.inference.dependencies.prompts.text_of(request.prompt_token_ids)
+    assert "Be brief." in text and f"question {dropped // 4} " in text
+    assert f"question {dropped // 4 - 1} " not in text
+    del body["max_output_tokens"]
+    counted = await gateway.post(f"{PATH}/input_tokens", {**body, "truncation": "auto"})
+    assert 3096 < counted.json()["input_tokens"] < 4096
+    assert 0 < int(counted.headers["x-loraplex-truncated-items"]) < dropped
+    whole = {**body, "truncation": "auto", "input": turns[-4:]}
+    assert "x-loraplex-truncated-items" not in (await gateway.post(PATH, whole)).headers
+    hopeless = {**whole, "input": [*turns, {"role": "user", "content": "word " * 5000}]}
+    assert (await gateway.post(PATH, hopeless)).json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_count_may_be_above_the_context(start_gateway: Any) -> None:
+    gateway = await start_gateway(TEXTS)
+    counted = await gateway.post(f"{PATH}/input_tokens", {"model": MODEL, "input": "word " * 9000})
+    assert counted.status_code == 200 and counted.json()["input_tokens"] > 9000
+
+
+async def test_an_engine_that_fails_in_a_stream(start_gateway: Any) -> None:
+    fault = Fault(kind="fail", after_tokens=2, code="engine_error")
+    gateway = await start_gateway(FakeScript(answers=TEXTS.answers, faults=(fault,)))
+    events = checked_events(
+        (await gateway.post(PATH, {"model": MODEL, "input": "hello", "stream": True})).content
+    )
+    assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+    with pytest.raises(openai.APIError):
+        async for _ in await gateway.client().responses.create(model=MODEL, input="hello", stream=True):
+            pass
+    with pytest.raises(openai.InternalServerError):
+        await gateway.client().responses.create(model=MODEL, input="hello")
