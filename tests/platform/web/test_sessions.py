@@ -47,7 +47,10 @@ async def test_a_session_is_labelled_and_limited(
     sent: dict[str, Any],
     headers: dict[str, str],
 ) -> None:
-    async with limited(start_gateway, database, valkey_url, script, tokens_per_session=30) as (gateway, http):
+    async with limited(start_gateway, database, valkey_url, script, tokens_per_session=30) as (
+        gateway,
+        _http,
+    ):
         statuses = []
         for _ in range(9):
             answer = await gateway.post(
