@@ -34,6 +34,7 @@ class Counts:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
     used_at: float = 0.0
 
     def add(self, finished: FinishedRequest) -> None:
@@ -46,6 +47,7 @@ class Counts:
             self.prompt_tokens += stats.prompt_tokens
             self.cached_tokens += stats.cached_tokens
             self.completion_tokens += stats.completion_tokens
+            self.reasoning_tokens += stats.reasoning_tokens
 
 
 class TopCounts:
@@ -107,12 +109,12 @@ class UsageMetrics(Collector):
                 yield _family(f"loraplex_{kind}_{name}", text, [kind], samples)
             yield _family(
                 f"loraplex_{kind}_tokens",
-                "Tokens that requests used; `prompt` includes `cached`.",
+                "Tokens that requests used; `prompt` includes `cached`, `completion` includes `reasoning`.",
                 [kind, "class"],
                 (
                     ([label, token_class], getattr(each, f"{token_class}_tokens"))
                     for label, each in counts
-                    for token_class in ("prompt", "cached", "completion")
+                    for token_class in ("prompt", "cached", "completion", "reasoning")
                 ),
             )
 

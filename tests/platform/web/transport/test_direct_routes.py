@@ -10,8 +10,10 @@ from tests.platform.web.gateway import BASE_MODEL, Gateway, StartGateway
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.inference.dependencies import ServingConfig
-from loraplex.platform.observability.request_record import FinishedRequest
+from loraplex.platform.observability.request_record import GENERATING, FinishedRequest
 from loraplex.platform.parameters.json_object import BodyLimits
+from loraplex.platform.web.anthropic import routes as anthropic
+from loraplex.platform.web.openai import routes as openai
 from loraplex.platform.web.openapi import Application
 from loraplex.tenants.errors import RateLimited
 
@@ -120,3 +122,7 @@ async def test_a_direct_route_passes_no_layer_of_the_framework(
     monkeypatch.setattr(gateway.app, "middleware_stack", fail)
 
     assert (await gateway.post(CHAT, ASKED)).status_code == 200
+
+
+def test_what_is_counted_as_generating_is_what_is_served_directly() -> None:
+    assert {**openai.DIRECT, **anthropic.DIRECT}.keys() == GENERATING
