@@ -28,6 +28,7 @@ from tests.outside.clients.sealed_network import can_seal, run_sealed
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.grammar.backends.compiler import MaskCompiler
 from loraplex.grammar.backends.vocabulary import Vocabulary
+from loraplex.platform.web.transport.docs import index_router
 
 # Those that the tests' own environment has.
 SDKS = ("openai_responses", "anthropic", "pydantic_ai_responses", "pydantic_ai_messages")
@@ -70,6 +71,7 @@ async def test_an_agent_finishes_its_turn(start_gateway: Any, chat_tokenizer: An
 async def test_what_agents_ask_first(start_gateway: Any) -> None:
     """Whether there is a server. Claude Code asks one of the two by its version, without a key."""
     gateway = await start_gateway()
+    gateway.app.include_router(index_router(console=False))
     async with httpx.AsyncClient(base_url=gateway.url, verify=False) as client:
         assert (await client.head("/")).status_code == 200
         assert (await client.head("/api/hello")).status_code < 500
