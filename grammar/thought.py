@@ -100,6 +100,11 @@ class ThoughtCounter:
         self._marker_tokens = int(is_beginning)
         return waiting + (not is_beginning)
 
+    def rest(self, missing: int) -> int:
+        """End the output, of which `missing` tokens are not known; return how many more are thought."""
+        waiting, self._marker_tokens = self._marker_tokens, 0
+        return waiting + missing if self._is_open else 0
+
     def _open(self, token: bytes) -> bytes:
         """Read the start marker; return what is thought behind it."""
         self._head += token

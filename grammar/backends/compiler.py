@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property
 from operator import attrgetter
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
@@ -24,17 +24,17 @@ from loraplex.grammar.backends.llguidance_mask import (
     LlguidanceLimits,
     LlguidanceMask,
 )
-from loraplex.grammar.backends.thought_mask import AnswerMask, AnyTextMask, MarkerTokens, ThoughtMask
+from loraplex.grammar.backends.replayed_mask import AnswerMask, AnyTextMask
+from loraplex.grammar.backends.thought_mask import MarkerTokens, ThoughtMask
 from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.backends.xgrammar_mask import CompiledXgrammar, XgrammarCompiler, XgrammarMask
 from loraplex.grammar.errors import GrammarInvalid
-from loraplex.grammar.spec import GrammarSpec, decode_spec
+from loraplex.grammar.spec import GrammarSpec, Thought, decode_spec
 from loraplex.grammar.tenant_cache import TenantCache
+from loraplex.grammar.thought import KNOWN, ThoughtMarkers
 
-MAX_MARKERS: Final = 16
-"""Pairs of thought markers whose tokens are kept: 0.2 MB for each of 50k tokens, found in 0.2 s."""
-
-Compiled: TypeAlias = CompiledLlguidance | CompiledXgrammar
+Compiled: TypeAlias = CompiledLlguidance | CompiledXgrammar | MarkerTokens
+EVERYBODY: Final = b"everybody"
 Mask: TypeAlias = AnswerMask
 INPUT: Final = "input"
 
@@ -165,7 +165,6 @@ class MaskCompiler:
         self._backends: _Backends | None = None
         sizes = self._limits.cache_bytes, self._limits.tenant_cache_bytes
         self._memory = GrammarMemory(*sizes)
-        self._markers = lru_cache(MAX_MARKERS)(partial(MarkerTokens, vocabulary))
         self._cache: CompiledCache[Compiled] = CompiledCache(
             *sizes, lambda compiled: not compiled.is_outgrown
         )
@@ -191,7 +190,14 @@ class MaskCompiler:
             answer = HeldInputMask(answer, inputs, tokens)
         if spec.thought is None:
             return answer
-        return ThoughtMask(spec.thought, self._markers(spec.thought.start, spec.thought.end), answer)
+        return ThoughtMask(spec.thought, self._markers(namespace, spec.thought), answer)
+
+    def _markers(self, namespace: bytes, thought: Thought) -> MarkerTokens:
+        """Return the tokens around markers: those of widely used ones for all tenants, others for each tenant."""
+        start, end = thought.start, thought.end
+        owner = EVERYBODY if ThoughtMarkers(start, end) in KNOWN else namespace
+        built = self._cache.get(owner, (start, end), lambda: MarkerTokens(self._vocabulary, start, end))
+        return cast("MarkerTokens", built)
 
     @cached_property
     def _escaped(self) -> tuple[InputTokens, LlguidanceCompiler]:
@@ -217,7 +223,8 @@ class MaskCompiler:
     def _answer(self, namespace: bytes, spec: GrammarSpec) -> LlguidanceMask | XgrammarMask:
         backends = self._ready()
         key = spec.backend, spec.source
-        compiled = self._cache.get(namespace, key, lambda: self._build(backends, namespace, spec))
+        built = self._cache.get(namespace, key, lambda: self._build(backends, namespace, spec))
+        compiled = cast("CompiledLlguidance | CompiledXgrammar", built)
         return compiled.mask(backends.closer, fast_forward=spec.fast_forward, closes=spec.close)
 
     def _build(self, backends: _Backends, namespace: bytes, spec: GrammarSpec) -> Compiled:

@@ -5,6 +5,7 @@ own is written with a second token; for these there is a token of each byte behi
 the first stands for all, since the library knows one token of a text.
 """
 
+import re
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Final
@@ -14,10 +15,9 @@ from torch import Tensor
 from loraplex.grammar.backends.bitmask import bits_of
 from loraplex.grammar.backends.vocabulary import Vocabulary
 
-QUOTE: Final = ord('"')
-BACKSLASH: Final = ord("\\")
 ESCAPES: Final = {ord(letter): ord(byte) for letter, byte in zip('"\\/bfnrt', '"\\/\b\f\n\r\t', strict=True)}
-_HEX_DIGITS: Final = 4
+_ESCAPE: Final = re.compile(rb'\\(?:(["\\/bfnrt])|u([0-9a-fA-F]{4}))')
+_NOT_A_PART: Final = re.compile(rb'["\\\x00-\x1f]')
 
 
 class EscapedVocabulary(Vocabulary):
@@ -83,27 +83,14 @@ class EscapedVocabulary(Vocabulary):
 
 def unescaped(text: bytes) -> bytes | None:
     """Return what a part of a JSON string means; None for what is not a whole part of one."""
-    meaning, rest = bytearray(), memoryview(text)
-    while rest:
-        byte = rest[0]
-        if byte == QUOTE or byte < 0x20:
-            return None
-        if byte != BACKSLASH:
-            meaning.append(byte)
-            rest = rest[1:]
-            continue
-        if len(rest) < 2:
-            return None
-        if rest[1] in ESCAPES:
-            meaning.append(ESCAPES[rest[1]])
-            rest = rest[2:]
-            continue
-        digits = bytes(rest[2 : 2 + _HEX_DIGITS])
-        if rest[1] != ord("u") or len(digits) < _HEX_DIGITS or not digits.isalnum():
-            return None
-        try:
-            meaning += chr(int(digits, 16)).encode()
-        except ValueError:
-            return None
-        rest = rest[2 + _HEX_DIGITS :]
-    return bytes(meaning)
+    if _NOT_A_PART.search(_ESCAPE.sub(b"", text)):
+        return None
+    try:
+        return _ESCAPE.sub(_meaning, text)
+    except UnicodeEncodeError:
+        # Half of a surrogate pair.
+        return None
+
+
+def _meaning(escape: re.Match[bytes]) -> bytes:
+    return bytes([ESCAPES[escape[1][0]]]) if escape[1] else chr(int(escape[2], 16)).encode()

@@ -4,14 +4,18 @@ Invariant: an id at or above the tokenizer's own size is padding of the model's 
 """
 
 import json
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from loraplex.grammar.errors import GrammarInvalid
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 END_TEXT = "<|end|>"
 
@@ -62,6 +66,30 @@ class Vocabulary:
         texts = enumerate(self.encoded_tokens)
         known = [own_reading.decode_bytes([token_id]) if text else b"" for token_id, text in texts]
         return (*known, *[b""] * (self.vocab_size - len(known)))
+
+    @cached_property
+    def _by_text(self) -> list[tuple[bytes, int]]:
+        return sorted((text, token) for token, text in enumerate(self.token_bytes) if text)
+
+    def beginning_with(self, text: bytes) -> list[int]:
+        """Return the tokens whose text begins with this one."""
+        low, end = bisect_left(self._by_text, (text,)), bisect_left(self._by_text, (text + b"\xff" * 4,))
+        return [token for _, token in self._by_text[low:end]]
+
+    def spelling_of(self, text: bytes) -> list[int]:
+        """Return the tokens whose text is this one."""
+        low, end = bisect_left(self._by_text, (text,)), bisect_left(self._by_text, (text + b"\0",))
+        return [token for _, token in self._by_text[low:end]]
+
+    @cached_property
+    def text_bits(self) -> "Tensor":
+        """The tokens that are text: neither control tokens nor ends of an output. int32 [words]."""
+        # Imported by the processes that compile: a gateway has no torch.
+        from loraplex.grammar.backends.bitmask import bits_of
+
+        controls = {*self.special_tokens.values(), *self.end_token_ids}
+        texts = enumerate(self.token_bytes)
+        return bits_of((token for token, text in texts if text and token not in controls), self.bitmask_words)
 
     def spelled(self, text: str) -> list[int]:
         """Return the ordinary tokens that spell a text."""

@@ -29,7 +29,7 @@ from loraplex.grammar.constraints import (
 )
 from loraplex.grammar.enforcement.enforcement_plan import Enforcement, EnforcementPlan, UnenforcedKeyword
 from loraplex.grammar.enforcement.planner import ALL_BACKENDS
-from loraplex.grammar.errors import GrammarRefused
+from loraplex.grammar.errors import GrammarRefused, GrammarTooLarge
 from loraplex.grammar.json_schema.slips import NULLABLE
 from loraplex.grammar.parsing.content_parser import ContentParser, ValidateValue
 from loraplex.grammar.parsing.deltas import OutputParser
@@ -205,8 +205,11 @@ def _spec(
 
 def _inputs(tools: Sequence[Tool], syntax: CallSyntax, limits: SchemaLimits) -> tuple[HeldInput, ...]:
     """Return the inputs of custom tools that have grammars. Raises `GrammarTooLarge`."""
+    held = [(tool, input_source(tool, limits)) for tool in tools if tool.input is not None]
+    size = sum(len(source) for _, source in held)
+    if size > limits.max_text_bytes:
+        message = f"the formats of all custom tools have {size} characters, at most {limits.max_text_bytes} are allowed"
+        raise GrammarTooLarge(message, param="tools")
     return tuple(
-        HeldInput(head=f'{syntax.head(tool.name)}{{"{INPUT}": "', source=input_source(tool, limits))
-        for tool in tools
-        if tool.input is not None
+        HeldInput(head=f'{syntax.head(tool.name)}{{"{INPUT}": "', source=source) for tool, source in held
     )

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from loraplex.engine.errors import (
@@ -81,8 +82,9 @@ class Generation:
         self.choices = self.num_prompts * self.n
         self._scored = scored
         thought = None if output is None else output.thought
-        tokens = None if thought is None else ThoughtTokens(thought, dependencies.token_text)
-        self._thought_counter = None if tokens is None else tokens.counter
+        self._thought_counter = (
+            None if thought is None else partial(ThoughtTokens, thought, dependencies.token_text)
+        )
         self._arrival = arrival
         self._dependencies = dependencies
         self._free_slots = free_slots

@@ -4,15 +4,14 @@ Invariant: what the prompt's own tokens say decides. A prompt that ends inside t
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from loraplex.grammar.spec import Thought
-from loraplex.grammar.thought import THINK, ThoughtCounter, ThoughtMarkers
+from loraplex.grammar.thought import MAX_MARKER_BYTES, THINK, ThoughtCounter, ThoughtMarkers
 from loraplex.platform.errors import InvalidParameter, UnsupportedParameter
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
-from loraplex.platform.parameters.request_models import ChatRequest
+from loraplex.platform.parameters.request_models import THOUGHT_SWITCHES, ChatRequest
 
 Wish: TypeAlias = Literal["on", "off", "as the model does"]
 
@@ -27,23 +26,24 @@ EFFORT_TOKENS: Final[Mapping[str, int | None]] = {
 """The most tokens of thought by effort, where a request names no budget."""
 ANSWER_PART: Final = 5
 """Of `max_tokens`, a fifth is left for the answer by an effort: a budget alone may take all."""
-SWITCHES: Final = ("enable_thinking", "thinking")
-"""The names by which templates are told whether the model is to think."""
-_TAIL_TOKENS: Final = 24
+_TAIL_TOKENS: Final = MAX_MARKER_BYTES + 8
+"""The last tokens of a prompt that a marker, and blanks behind it, may take: a token has a byte at least."""
 
 
-@dataclass(frozen=True, slots=True)
 class ThoughtTokens:
-    """Counts the tokens of thought in the choices of one request."""
+    """Counts the tokens of one choice that are thought."""
 
-    thought: Thought
-    bytes_of: Callable[[int], tuple[str, bytes]]
+    def __init__(self, thought: Thought, bytes_of: Callable[[int], tuple[str, bytes]]) -> None:
+        self._counter = ThoughtCounter(ThoughtMarkers(thought.start, thought.end), begun=thought.begun)
+        self._bytes_of = bytes_of
 
-    def counter(self) -> Callable[[Iterable[int]], int]:
-        """Return what takes the tokens of one choice, part by part, and returns how many more of them are thought."""
-        markers = ThoughtMarkers(self.thought.start, self.thought.end)
-        counter, bytes_of = ThoughtCounter(markers, begun=self.thought.begun), self.bytes_of
-        return lambda token_ids: sum(counter.count(bytes_of(token)[1]) for token in token_ids)
+    def count(self, token_ids: Iterable[int]) -> int:
+        """Take the next tokens; return how many are known to be thought by them."""
+        return sum(self._counter.count(self._bytes_of(token)[1]) for token in token_ids)
+
+    def rest(self, missing: int) -> int:
+        """End the choice, of which `missing` tokens were generated and not delivered; return what else is thought."""
+        return self._counter.rest(missing)
 
 
 class ThoughtRules:
@@ -64,7 +64,7 @@ class ThoughtRules:
     def check(self, values: ChatRequest, markers: ThoughtMarkers | None) -> None:
         """Raises `InvalidParameter` for a thought that the model or the end of the prompt rules out."""
         budget = values.thinking_token_budget
-        if markers is None and budget:
+        if markers is None and budget and "thinking_token_budget" in values.model_fields_set:
             message = "`thinking_token_budget` must be absent or 0: the model has no reasoning style, so it does not think."
             raise UnsupportedParameter(message, param="thinking_token_budget")
         if markers is not None and values.continue_final_message and _wish(values) == "on":
@@ -77,7 +77,7 @@ class ThoughtRules:
         wish = _wish(values)
         if wish == "as the model does":
             return {}
-        read = [name for name in SWITCHES if name in self._prompts.option_names and name not in known]
+        read = (THOUGHT_SWITCHES & self._prompts.option_names) - set(known)
         return dict.fromkeys(read, wish == "on")
 
     def ending(self, values: ChatRequest, markers: ThoughtMarkers, ids: Sequence[int]) -> list[int]:

@@ -13,6 +13,14 @@ from loraplex.tenants.ledger.histograms import GAP_BOUNDS_MS, counted
 from loraplex.tenants.quotas.reservation import PhaseCauses, RequestTimings
 
 
+class ThoughtCount(Protocol):
+    """Counts the tokens of one choice that are thought."""
+
+    def count(self, token_ids: Iterable[int]) -> int: ...
+
+    def rest(self, missing: int) -> int: ...
+
+
 @dataclass(slots=True, kw_only=True)
 class RequestStats:
     """Statistics of a request, filled while it runs: one engine request per prompt, `n` choices each.
@@ -33,7 +41,7 @@ class RequestStats:
     max_tokens: int
     prompt_lengths: Sequence[int]
     num_prompts: int | None = None
-    thought_counter: Callable[[], Callable[[Iterable[int]], int]] | None = None
+    thought_counter: Callable[[], ThoughtCount] | None = None
     submitted: float | None = None
     finished_choices: int = 0
     prompt_tokens: int = field(default=0, init=False)
@@ -56,7 +64,7 @@ class RequestStats:
     _prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
     _generated: dict[tuple[int, int], int] = field(default_factory=dict)
     _delivered: dict[int, float] = field(default_factory=dict)
-    _thoughts: dict[int, Callable[[Iterable[int]], int]] = field(default_factory=dict)
+    _thoughts: dict[int, ThoughtCount] = field(default_factory=dict)
 
     @property
     def largest_choice(self) -> int:
@@ -84,10 +92,7 @@ class RequestStats:
             case Delta(choice=choice, token_ids=token_ids):
                 self._count_generated((prompt, choice), len(token_ids))
                 if self.thought_counter is not None:
-                    count = self._thoughts.get(choice) or self._thoughts.setdefault(
-                        choice, self.thought_counter()
-                    )
-                    self.reasoning_tokens += count(token_ids)
+                    self.reasoning_tokens += self._thought_of(choice).count(token_ids)
             case Finished(choice=choice, usage=usage):
                 self._count_usage(prompt, choice, usage)
                 if event.reason != "abort":
@@ -161,8 +166,16 @@ class RequestStats:
 
     def _count_usage(self, prompt: int, choice: int, usage: Usage) -> None:
         key = (prompt, choice)
-        self._count_generated(key, max(0, usage.completion_tokens - self._generated.get(key, 0)))
+        missing = max(0, usage.completion_tokens - self._generated.get(key, 0))
+        self._count_generated(key, missing)
+        if self.thought_counter is not None:
+            self.reasoning_tokens += self._thought_of(choice).rest(missing)
         self._count_prompt(prompt, usage.prompt_tokens, usage.cached_tokens)
+
+    def _thought_of(self, choice: int) -> "ThoughtCount":
+        if choice not in self._thoughts and self.thought_counter is not None:
+            self._thoughts[choice] = self.thought_counter()
+        return self._thoughts[choice]
 
     def _count_prompt(self, prompt: int, tokens: int, cached: int) -> None:
         """Count a prompt once for all its choices: as far as the most advanced one."""

@@ -43,6 +43,9 @@ MAX_STOP_TOKENS: Final = 64
 MAX_SALT_BYTES: Final = 256
 MAX_DETOKENIZED: Final = 131_072
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+THOUGHT_FIELDS: Final = frozenset({"reasoning_effort", "thinking_token_budget"})
+THOUGHT_SWITCHES: Final = frozenset({"enable_thinking", "thinking"})
+"""The names by which templates are told whether the model is to think."""
 ACCEPTED: Final = "accepted, not used"
 _LABEL: Final = Text(512, min_bytes=0)
 _RETENTIONS: Final = ("in_memory", "in-memory", "24h")
@@ -288,6 +291,14 @@ class ChatRequest(TemplateRequest, GenerationRequest):
         None, description="default auto with `tools`; a named tool is called once"
     )
     parallel_tool_calls: Annotated[bool, Boolean()] = Field(True, description="false: one call per response")
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
+        """Apply other defaults; none of thought where the request itself says how much it thinks, or continues an answer."""
+        switched = not THOUGHT_SWITCHES.isdisjoint(self.chat_template_kwargs or ())
+        own = switched or self.continue_final_message or not THOUGHT_FIELDS.isdisjoint(self.model_fields_set)
+        if own:
+            defaults = {name: each for name, each in defaults.items() if name not in THOUGHT_FIELDS}
+        return super().with_defaults(defaults)
 
     def sampling_fields(self) -> dict[str, Any]:
         alternatives = (self.top_logprobs or 0) if self.logprobs else None

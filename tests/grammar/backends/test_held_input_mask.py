@@ -189,3 +189,14 @@ def test_a_format_that_is_too_large_names_its_place() -> None:
 )
 def test_the_meaning_of_a_part_of_a_string(text: bytes, meaning: bytes | None) -> None:
     assert unescaped(text) == meaning
+
+
+def test_formats_are_bounded_together() -> None:
+    tools = tuple(
+        Tool(f"t{i}", "", PARAMETERS, False, f"tools[{i}]", ContextFreeGrammar("start: " + '"a" ' * 4000))
+        for i in range(5)
+    )
+    with pytest.raises(GrammarTooLarge, match="all custom tools"):
+        plan_output(
+            OutputConstraints(tools=tools, tool_choice="auto"), ToolStyle.HERMES, limits=SchemaLimits()
+        )

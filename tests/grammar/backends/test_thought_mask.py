@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from loraplex.grammar.backends.compiler import Mask, MaskCompiler
 from loraplex.grammar.backends.emit_llguidance import emit as emit_llguidance
 from loraplex.grammar.backends.emit_xgrammar import emit as emit_xgrammar
+from loraplex.grammar.backends.thought_mask import MarkerTokens
 from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.errors import GrammarInvalid
 from loraplex.grammar.parsing.content_parser import ContentParser
@@ -208,3 +209,42 @@ def test_markers_are_found_in_templates() -> None:
     assert markers_of_template("{% if '</think>' in content %}") is THINK
     assert markers_of_template("[THINK]{{ x }}[/THINK]") == ThoughtMarkers("[THINK]", "[/THINK]")
     assert markers_of_template("{{ messages }}") is None and markers_of_template(None) is None
+
+
+def test_a_marker_cannot_be_a_token_that_ends_the_answer(world: World) -> None:
+    spec = GrammarSpec(
+        backend="llguidance", source="", thought=Thought(start="<think>", end="<|end|>", begun=True)
+    )
+    with pytest.raises(GrammarInvalid, match="ends the answer"):
+        world.compiler.compile(b"tenant", encode_spec(spec))
+
+
+def test_markers_of_a_tenant_are_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[tuple[str, str]] = []
+    build = MarkerTokens.__init__
+
+    def counted(tokens: MarkerTokens, vocabulary: Vocabulary, start: str, end: str) -> None:
+        built.append((start, end))
+        build(tokens, vocabulary, start, end)
+
+    monkeypatch.setattr(MarkerTokens, "__init__", counted)
+    compiler = MaskCompiler(world.vocabulary)
+    for namespace in (b"one", b"two", b"one"):
+        for start, end in (("<think>", "</think>"), ("[T]", "[/T]")):
+            thought = Thought(start=start, end=end, begun=True)
+            compiler.compile(
+                namespace, encode_spec(GrammarSpec(backend="llguidance", source="", thought=thought))
+            )
+    assert built == [("<think>", "</think>"), ("[T]", "[/T]"), ("[T]", "[/T]")]
+
+
+def test_what_is_cut_off_inside_the_thought_counts_as_thought() -> None:
+    for texts, missing, expected in (
+        ([b"a", b"<", b"/thi"], 0, 3),
+        ([b"a"], 37, 38),
+        ([b"a", b"</think>", b"b"], 5, 1),
+    ):
+        counter = ThoughtCounter(THINK, begun=True)
+        assert sum(map(counter.count, texts)) + counter.rest(missing) == expected
+    counter = ThoughtCounter(THINK, begun=False)
+    assert counter.count(b"<thi") + counter.rest(4) == 0

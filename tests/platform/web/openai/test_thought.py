@@ -208,3 +208,42 @@ async def test_the_limit_ends_an_output_inside_the_thought(start_gateway: Any, i
         '"reasoning":"I see","reasoning_content":"I see"' in streamed
         and '"finish_reason":"length"' in streamed
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "begins"),
+    [
+        ({}, "[T]"),
+        ({"reasoning_effort": "none"}, "<think>\n\n</think>\n\n[T][/T]"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "<think>\n\n</think>\n\n"),
+        ({"continue_final_message": True, "messages": [*USER, {"role": "assistant", "content": "I"}]}, "I"),
+    ],
+)
+async def test_a_profile_gives_way_to_what_the_request_says_of_thought(
+    start_gateway: Any, chat_tokenizer: Any, fields: dict[str, Any], begins: str
+) -> None:
+    gateway = await start_gateway(FakeScript(answers=(("Hi",),)))
+    style = {"start": "[T]", "end": "[/T]"}
+    profile = AdapterProfile(defaults={"thinking_token_budget": 7}, reasoning_style=style)
+    await gateway.adapter("acme", "own", "a" * 64, profile)
+    response = await gateway.post(CHAT, {"model": "own", "messages": USER, **fields})
+    assert response.status_code == 200, response.text
+    [request] = gateway.engine.requests
+    assert tail(chat_tokenizer, request) == begins and (request.grammar is not None) == (begins == "[T]")
+
+
+async def test_a_budget_of_a_profile_without_a_style_has_no_effect(start_gateway: Any) -> None:
+    gateway = await start_gateway(FakeScript(answers=(("Hi",),)))
+    profile = AdapterProfile(defaults={"thinking_token_budget": 7}, reasoning_style="none")
+    await gateway.adapter("acme", "plain", "a" * 64, profile)
+    assert (await gateway.post(CHAT, {"model": "plain", "messages": USER})).status_code == 200
+
+
+async def test_markers_of_many_tokens_are_found_at_the_end_of_the_prompt(start_gateway: Any) -> None:
+    start, end = "{" + "0123456789" * 4 + "}", "[" + "0123456789" * 4 + "]"
+    gateway = await start_gateway(FakeScript(answers=(("hm", end, "Hi"),)))
+    profile = AdapterProfile(reasoning_style={"start": start, "end": end})
+    await gateway.adapter("acme", "long", "a" * 64, profile)
+    body = {"model": "long", "messages": USER, "thinking_token_budget": 9}
+    message = (await gateway.post(CHAT, body)).json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("hm", "Hi")
