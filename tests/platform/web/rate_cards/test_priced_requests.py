@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
+from tests.platform.web import limited_gateway
 from tests.platform.web.limited_gateway import PRICE, limited
-from tests.platform.web.limits import test_routes as test_quotas
 from tests.platform.web.limits.test_routes import BODY
 
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -29,7 +29,7 @@ async def test_a_price_applies_from_its_begin_on(
         operator = (await KeyRepository(session).create(None, "operator", ["operator"])).plaintext
     assert first is not None
     book = await PriceBook.open(database)
-    monkeypatch.setattr(test_quotas, "fixed_prices", lambda _: book)
+    monkeypatch.setattr(limited_gateway, "fixed_prices", lambda _: book)
     async with limited(start_gateway, database, valkey_url) as (gateway, http):
         running = asyncio.create_task(book.run(database))
         assert (await gateway.post("/v1/completions", BODY)).status_code == 200
