@@ -110,6 +110,7 @@ def services(
         record=lambda timings: None,
         record_adapter=lambda digest, name: None,
         continuation_ids=None,
+        thought_markers=None,
     )
     no_uploads: Any = SimpleNamespace(limits=UploadConfig())
     no_uploads.in_turns = lambda turn: no_uploads

@@ -21,7 +21,6 @@ from tests.end_to_end.gateway_farm import JOURNAL_BYTES, services
 from tests.platform.web.gateway import served
 
 from loraplex.engine.fake_engine import FakeScript
-from loraplex.platform.cli.billing import usage
 from loraplex.platform.web.app import create_app
 from loraplex.tenants import ids
 from loraplex.tenants.admission import reserve
@@ -31,7 +30,7 @@ from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.counters import counters
 from loraplex.tenants.counters.script_runner import Script, ScriptName, load_script
 from loraplex.tenants.database import Database
-from loraplex.tenants.ledger import usage_ledger
+from loraplex.tenants.ledger import drift, usage_ledger
 from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.valkey import open_valkey
 
@@ -71,7 +70,7 @@ class MovedClock:
             return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
         monkeypatch.setattr(ids, "time", SimpleNamespace(time_ns=lambda: time.time_ns() + seconds * 10**9))
-        for module in (reserve, usage_ledger, usage):
+        for module in (reserve, usage_ledger, drift):
             monkeypatch.setattr(module, "datetime", Moved)
         monkeypatch.setattr(counters, "load_script", moved_script)
 
