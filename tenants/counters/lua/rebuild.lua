@@ -42,6 +42,9 @@ local function settle_buckets()
         use_in_session(reservation, subject, reservation.tokens)
       end
     end
+    if reservation.session then
+      keep_session(reservation.session)
+    end
   end
 end
 

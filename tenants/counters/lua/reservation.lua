@@ -5,6 +5,7 @@
 
 local ENDED_SECONDS = 600
 local EXPIRED_AT_ONCE = 100
+local MAX_SESSIONS = 10000
 
 local function parse(record)
   local parts = {}
@@ -105,6 +106,24 @@ local function running_sequences(subject, rate, expired)
   return has_leases(subject) and tonumber(rate.sequences) - (expired[subject] or 0) or 0
 end
 
+-- After a change of a session: it is forgotten if it used and holds nothing; beyond `MAX_SESSIONS`, the one that is idle longest.
+-- One that holds tokens counts as idle in a week: it is forgotten after all idle ones, or where its end never came.
+local function keep_session(session)
+  local key, index = session_key(session), prefix .. 'sessions'
+  local use = redis.call('HMGET', key, 'tenant', held_in_session('tenant'))
+  if not (use[1] or use[2]) then
+    redis.call('DEL', key)
+    redis.call('ZREM', index, session)
+    return
+  end
+  redis.call('EXPIRE', key, SESSION_LIFE)
+  redis.call('ZADD', index, integer(now + (use[2] and SESSION_LIFE * 1000000 or 0)), session)
+  redis.call('EXPIRE', index, SESSION_LIFE)
+  if redis.call('ZCARD', index) > MAX_SESSIONS then
+    redis.call('DEL', session_key(redis.call('ZPOPMIN', index)[1]))
+  end
+end
+
 local function reserve(id, reservation, lease)
   for _, subject in ipairs(subjects_of(reservation)) do
     if not has_leases(subject) then
@@ -127,7 +146,7 @@ local function reserve(id, reservation, lease)
   record[8], record[9] = reservation.sequences, reservation.requests_limits
   if reservation.session then
     record[9], record[10] = reservation.requests_limits or '-', reservation.session
-    redis.call('EXPIRE', session_key(reservation.session), SESSION_LIFE)
+    keep_session(reservation.session)
   end
   redis.call('HSET', key_of('open'), id, table.concat(record, ' '))
   redis.call('EXPIRE', key_of('open'), LIFE)
@@ -170,14 +189,12 @@ local function restore(id, reservation, lease)
 end
 
 local function use_in_session(reservation, subject, tokens)
-  if reservation.session then
-    local key = session_key(reservation.session)
-    redis.call('HINCRBY', key, subject, tokens)
-    redis.call('EXPIRE', key, SESSION_LIFE)
+  if reservation.session and tokens ~= '0' then
+    redis.call('HINCRBY', session_key(reservation.session), subject, tokens)
   end
 end
 
--- Count the use.
+-- Count the use, after `remove`.
 local function charge(reservation, tokens, amount)
   for _, subject in ipairs(subjects_of(reservation)) do
     for _, period in ipairs({ reservation.day, reservation.month }) do
@@ -185,5 +202,8 @@ local function charge(reservation, tokens, amount)
     end
     pay(rate_key(subject), tokens)
     use_in_session(reservation, subject, tokens)
+  end
+  if reservation.session then
+    keep_session(reservation.session)
   end
 end

@@ -47,6 +47,7 @@ KEYS: Final[dict[str, set[str]]] = {
     "<n>:ended": set(),
     # The release before ignores it, and the last field of a record: it counts no sessions.
     "session:s": {"<subject>", "held:<n>:<subject>"},
+    "sessions": set(),
 }
 RECORD_FIELDS: Final = 10
 RATES = QuotaLimits(requests_per_minute=5, tokens_per_minute=50)

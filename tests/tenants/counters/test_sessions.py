@@ -1,5 +1,6 @@
 """The tokens of a session: one counter for each that a limit counts, which outlives rebuilds and ends a week after its last use."""
 
+import asyncio
 from dataclasses import replace
 from typing import Final
 from uuid import UUID
@@ -31,6 +32,8 @@ from loraplex.tenants.quotas.reservation import REFUSED, Reservation
 from loraplex.tenants.valkey import tenant_key
 
 WEEK: Final = 7 * 86_400
+KEPT: Final = 10_000
+"""Sessions of a tenant that are remembered."""
 TWENTY: Final = QuotaLimits(tokens_per_session=20)
 
 
@@ -145,6 +148,64 @@ async def test_a_session_is_forgotten_a_week_after_its_last_request(
     assert WEEK - 10 < await client.ttl(key) <= WEEK
 
 
+async def kept_sessions(client: Redis, tenant: LimitedTenant) -> set[str]:
+    """The sessions that Valkey has; its index has the same."""
+    prefix = tenant_key(tenant.tenant_id, "")
+    names = [key.removeprefix(prefix).split(":") for key in await keys_of(client, tenant.tenant_id)]
+    index = await client.zrange(f"{prefix}sessions", 0, -1)
+    kept = {name[1] for name in names if name[0] == "session"}
+    assert kept == {label.decode() for label in index if isinstance(label, bytes)}
+    return kept
+
+
+async def test_what_used_nothing_leaves_nothing(counters: Counters, client: Redis) -> None:
+    tenant = await with_counters(counters, LimitedTenant(tenant=TWENTY))
+    refused, cancelled, unused, empty = requests = [
+        tenant.request(size, session=f"s{size}") for size in (3, 2, 1, 0)
+    ]
+    for request in requests:
+        await admit(counters, request)
+    assert await kept_sessions(client, tenant) == {"s0", "s1", "s2", "s3"}
+    await deny(counters, tenant.request(21, session="denied"))
+    await counters.settle(tenant.tenant_id, refused.id, REFUSED)
+    await counters.cancel(tenant.tenant_id, cancelled.id)
+    for request in (unused, empty):
+        await counters.settle(tenant.tenant_id, request.id, usage_of(0))
+    assert not [key for key in await keys_of(client, tenant.tenant_id) if "session" in key]
+
+
+async def test_of_too_many_sessions_the_one_that_is_idle_longest_begins_anew(
+    counters: Counters, client: Redis
+) -> None:
+    """One that is older and runs, and one that was used again since, go on."""
+    tenant = await with_counters(counters, LimitedTenant(tenant=TWENTY))
+    await admit(counters, tenant.request(5, session="runs"))
+
+    async def use(session: str) -> None:
+        request = tenant.request(5, session=session)
+        await admit(counters, request)
+        await counters.settle(tenant.tenant_id, request.id, usage_of(4))
+
+    await use("rests")
+    await use("again")
+    fresh = [f"fresh-{number}" for number in range(KEPT + 1)]
+    for first in range(0, KEPT - 3, 500):
+        await asyncio.gather(*map(use, fresh[first : min(first + 500, KEPT - 3)]))
+    await use("again")
+    everyone = {"runs", "again", "rests", *fresh[: KEPT - 3]}
+    assert await kept_sessions(client, tenant) == everyone
+    await use(fresh[KEPT - 3])
+    assert await kept_sessions(client, tenant) == everyone - {"rests"} | {fresh[KEPT - 3]}
+    for session in fresh[KEPT - 2 :]:
+        await use(session)
+    kept = await kept_sessions(client, tenant)
+    assert len(kept) == KEPT and {"runs", "again", *fresh[KEPT - 3 :]} <= kept
+    assert await in_session(counters, tenant) == (0, 0)
+    await admit(counters, tenant.request(20, session="rests"))
+    assert (await deny(counters, tenant.request(13, session="again"))).deciding.used == 8
+    assert (await deny(counters, tenant.request(16, session="runs"))).deciding.reserved == 5
+
+
 @pytest.mark.parametrize("session", ["", "a b", "x" * 129, "line\n"])
 def test_labels_are_harmless(session: str) -> None:
     with pytest.raises(InvalidField, match="session"):
@@ -164,7 +225,7 @@ STEPS = st.lists(
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(STEPS)
 async def test_settled_and_open_use_is_exact_whatever_comes_between(
-    counters: Counters, steps: list[tuple[str, str | None, int]]
+    counters: Counters, client: Redis, steps: list[tuple[str, str | None, int]]
 ) -> None:
     tenant, epoch = await with_counters(counters, LimitedTenant(tenant=TWENTY)), 1
     used_of, running = {"s": 0, "t": 0, None: 0}, dict[UUID, Reservation]()
@@ -193,7 +254,9 @@ async def test_settled_and_open_use_is_exact_whatever_comes_between(
             usage = usage_of(tokens) if step == "settle" else REFUSED
             await counters.settle(tenant.tenant_id, reserved.id, usage, charge=reserved)
             used_of[reserved.request.session] += tokens
+    kept = await kept_sessions(client, tenant)
     for session in ("s", "t"):
         use = (await used(counters, tenant, session))["tenant", "tokens_per_session"]
-        held = sum(each.request.tokens for each in running.values() if each.request.session == session)
-        assert (use.used, use.reserved) == (used_of[session], held)
+        held = [each.request.tokens for each in running.values() if each.request.session == session]
+        assert (use.used, use.reserved) == (used_of[session], sum(held))
+        assert bool(used_of[session] or sum(held)) <= (session in kept) <= bool(used_of[session] or held)
