@@ -4,12 +4,12 @@ Invariant: a whole message is what a client that accumulates the stream of the s
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
 from uuid import uuid4
 
 import msgspec
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from loraplex.engine.messages import Delta, Finished, Scored
 from loraplex.grammar.parsing.deltas import (
@@ -27,17 +27,10 @@ from loraplex.platform.observability.request_id import HEADER
 from loraplex.platform.observability.request_stats import RequestStats
 from loraplex.platform.parameters.messages_request import MessagesRequest
 from loraplex.platform.web.anthropic.errors import error_document
-from loraplex.platform.web.anthropic.response_models import (
-    MessageDocument,
-    MessageUsage,
-    OutputTokensDetails,
-    StopReason,
-    TextContent,
-    ThinkingContent,
-    ToolUseContent,
-)
+from loraplex.platform.web.anthropic.response_models import StopReason
 from loraplex.platform.web.inference_plane import DialectContext
 
+BlockType: TypeAlias = Literal["text", "thinking", "tool_use"]
 _REASONS: Final[dict[AnswerReason, StopReason]] = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -69,7 +62,7 @@ class MessageResponse:
                 events.delta(choice, event)
             elif isinstance(event, Finished):
                 await events.finished(choice, event)
-        return events.message().model_dump_json().encode()
+        return events.message()
 
 
 def respond(body: MessagesRequest, context: DialectContext) -> MessageResponse:
@@ -85,14 +78,6 @@ def respond(body: MessagesRequest, context: DialectContext) -> MessageResponse:
     )
 
 
-@dataclass(slots=True)
-class _Block:
-    """A block as far as it is written: as it began, and its text, thought or arguments."""
-
-    begun: dict[str, Any]
-    parts: list[str] = field(default_factory=list)
-
-
 class MessageEvents:
     """The `ChunkEncoder` of one message, and what has been written of it."""
 
@@ -100,12 +85,13 @@ class MessageEvents:
 
     def __init__(self, response: MessageResponse, stats: RequestStats, parser: AnswerParser) -> None:
         self._response, self._stats, self._parser = response, stats, parser
-        self._blocks: list[_Block] = []
-        self._open: type[OutputDelta] | None = None
+        self._content: list[dict[str, Any]] = []
+        self._open: BlockType | None = None
+        self._parts: list[str] = []
         self._stop: tuple[StopReason, str | None] | None = None
 
     def opening(self) -> bytes:
-        return event_of("message_start", message=self._document([]).model_dump()) + self.ping
+        return event_of("message_start", message=self._document()) + self.ping
 
     def scored(self, choice: int, event: Scored) -> bytes:
         """A message has no scores."""
@@ -121,9 +107,7 @@ class MessageEvents:
     def closing(self) -> bytes:
         reason, sequence = self._stop or (None, None)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        return event_of("message_delta", delta=delta, usage=self._usage().model_dump()) + event_of(
-            "message_stop"
-        )
+        return event_of("message_delta", delta=delta, usage=self._usage()) + event_of("message_stop")
 
     def failed(self, error: ClientError) -> bytes:
         return event_of("error", **error_document(error, self._response.request_id))
@@ -138,80 +122,92 @@ class MessageEvents:
         self._stop = ("stop_sequence", stop_sequence) if ended_by_text else (_REASONS[reason], None)
         return b"".join(self._close())
 
-    def message(self) -> MessageDocument:
-        """Return the whole message."""
-        return self._document([self._content(block) for block in self._blocks])
+    def message(self) -> bytes:
+        """Return the whole message as JSON."""
+        return msgspec.json.encode(self._document())
 
     def _events(self, delta: OutputDelta) -> Iterator[bytes]:
         if isinstance(delta, ToolCallStart):
-            yield from self._begin(delta, type="tool_use", id=delta.call_id, name=delta.name, input={})
+            yield from self._begin("tool_use", id=delta.call_id, name=delta.name, input={})
             return
         if isinstance(delta, ReasoningDelta):
-            if self._open is not ReasoningDelta:
-                yield from self._begin(delta, type="thinking", thinking="", signature="")
+            if self._open != "thinking":
+                yield from self._begin("thinking", thinking="", signature="")
             added = {"type": "thinking_delta", "thinking": delta.text}
         elif isinstance(delta, ContentDelta):
-            if self._open is not ContentDelta:
-                yield from self._begin(delta, type="text", text="")
+            if self._open != "text":
+                yield from self._begin("text", text="")
             added = {"type": "text_delta", "text": delta.text}
         else:
             added = {"type": "input_json_delta", "partial_json": delta.text}
-        self._blocks[-1].parts.append(delta.text)
+        self._parts.append(delta.text)
         if self._response.shows_thought or not isinstance(delta, ReasoningDelta):
             yield self._event("content_block_delta", delta=added)
 
-    def _begin(self, delta: OutputDelta, **block: Any) -> Iterator[bytes]:
+    def _begin(self, kind: BlockType, **block: Any) -> Iterator[bytes]:
         yield from self._close()
-        self._open = type(delta)
-        self._blocks.append(_Block(block))
-        yield self._event("content_block_start", content_block=block)
+        self._open = kind
+        self._content.append({"type": kind, **block})
+        yield self._event("content_block_start", content_block=self._content[-1])
 
     def _close(self) -> Iterator[bytes]:
-        if self._open is ReasoningDelta:
-            block = self._blocks[-1]
-            block.begun["signature"] = self._response.seal.seal(self._response.model, "".join(block.parts))
-            added = {"type": "signature_delta", "signature": block.begun["signature"]}
+        if self._open is None:
+            return
+        block, written = self._content[-1], "".join(self._parts)
+        if self._open == "text":
+            block["text"] = written
+        elif self._open == "tool_use":
+            block["input"] = _arguments(written)
+        else:
+            block["thinking"] = written if self._response.shows_thought else ""
+            block["signature"] = self._response.seal.seal(self._response.model, written)
+            added = {"type": "signature_delta", "signature": block["signature"]}
             yield self._event("content_block_delta", delta=added)
-        if self._open is not None:
-            yield self._event("content_block_stop")
+        yield self._event("content_block_stop")
         self._open = None
+        self._parts.clear()
 
     def _event(self, name: str, **fields: Any) -> bytes:
-        return event_of(name, index=len(self._blocks) - 1, **fields)
+        return event_of(name, index=len(self._content) - 1, **fields)
 
-    def _content(self, block: _Block) -> TextContent | ThinkingContent | ToolUseContent:
-        written, begun = "".join(block.parts), block.begun
-        if begun["type"] == "text":
-            return TextContent(text=written)
-        if begun["type"] == "thinking":
-            thought = written if self._response.shows_thought else ""
-            return ThinkingContent(thinking=thought, signature=begun["signature"])
-        # A call that `max_tokens` cut off has the members that are complete, as the client's own accumulation.
-        arguments = from_json(written, allow_partial=True) if written else {}
-        return ToolUseContent(id=begun["id"], name=begun["name"], input=arguments)
-
-    def _document(self, content: list[TextContent | ThinkingContent | ToolUseContent]) -> MessageDocument:
+    def _document(self) -> dict[str, Any]:
+        """Build a `MessageDocument`."""
         reason, sequence = self._stop or (None, None)
-        return MessageDocument(
-            id=self._response.id,
-            model=self._response.model,
-            content=[*content],
-            stop_reason=reason,
-            stop_sequence=sequence,
-            usage=self._usage(),
-        )
+        return {
+            "id": self._response.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._response.model,
+            "content": self._content,
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "usage": self._usage(),
+        }
 
-    def _usage(self) -> MessageUsage:
+    def _usage(self) -> dict[str, Any]:
         stats = self._stats
         computed = stats.prompt_tokens - stats.cached_tokens
         created = computed if self._response.has_markers else 0
-        return MessageUsage(
-            input_tokens=computed - created,
-            cache_creation_input_tokens=created,
-            cache_read_input_tokens=stats.cached_tokens,
-            output_tokens=stats.completion_tokens,
-            output_tokens_details=OutputTokensDetails(thinking_tokens=stats.reasoning_tokens),
-        )
+        return {
+            "input_tokens": computed - created,
+            "cache_creation_input_tokens": created,
+            "cache_read_input_tokens": stats.cached_tokens,
+            "output_tokens": stats.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": stats.reasoning_tokens},
+        }
+
+
+def _arguments(written: str) -> msgspec.Raw:
+    """Return the arguments as they were written; of a call that `max_tokens` cut off, the members that are complete."""
+    try:
+        return msgspec.json.decode(written, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        # As the client's own accumulation has it.
+        return msgspec.Raw(to_json(from_json(written, allow_partial=True), inf_nan_mode="null"))
+    except ValueError:
+        return msgspec.Raw(b"{}")
 
 
 def event_of(name: str, **fields: Any) -> bytes:

@@ -73,7 +73,7 @@ def written(deltas: list[OutputDelta], reason: AnswerReason, **how: bool) -> tup
         + one.stop(reason, None)
         + one.closing()
     )
-    return events_of(stream.decode()), message_of(one.message().model_dump_json())
+    return events_of(stream.decode()), message_of(one.message())
 
 
 def cut(deltas: list[OutputDelta], dice: random.Random) -> list[OutputDelta]:
@@ -133,6 +133,29 @@ def test_a_call_cut_off_has_the_members_that_are_complete() -> None:
     assert inputs == [{"city": "Rome"}, {}]
 
 
+@pytest.mark.parametrize(
+    "text", ['{"a": ' + "[" * 500 + "]" * 500 + "}", '{"a": 1e999}', '{"a": 123456789012345678901234567890}']
+)
+def test_a_whole_call_has_its_arguments_as_they_were_written(text: str) -> None:
+    one = writer()
+    one.write([ToolCallStart(0, "call_a", "f"), ArgumentsDelta(0, text)])
+    one.stop("tool_calls", None)
+    assert f'"input":{text}'.encode() in one.message()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('{"a": ' + "[" * 500, {}),
+        ('{"a": 1e999, "b": "x', {"a": None}),
+        ('{"a": 123456789012345678901234567890, "b": "x', {"a": 123456789012345678901234567890}),
+    ],
+)
+def test_a_call_cut_off_is_always_an_object(text: str, wanted: dict[str, Any]) -> None:
+    message = written([ToolCallStart(0, "call_a", "f"), ArgumentsDelta(0, text)], "length")[1]
+    assert message["content"][0]["input"] == wanted
+
+
 @pytest.mark.parametrize("has_markers", [True, False])
 def test_usage_is_disjoint(has_markers: bool) -> None:
     usage = written([], "stop", has_markers=has_markers)[1]["usage"]
@@ -155,5 +178,5 @@ def test_what_ended_a_message() -> None:
     ):
         one = writer()
         one.stop(reason, text)  # type: ignore[arg-type]
-        message = one.message()
-        assert (message.stop_reason, message.stop_sequence) == wanted
+        message = message_of(one.message())
+        assert (message["stop_reason"], message["stop_sequence"]) == wanted

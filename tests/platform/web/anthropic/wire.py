@@ -8,6 +8,8 @@ from anthropic.types import Message, ModelInfo, RawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
 from pydantic import BaseModel, TypeAdapter
 
+from loraplex.platform.web.anthropic.response_models import MessageDocument
+
 MODEL: Final = "demo/base"
 HELLO: Final[Any] = [{"role": "user", "content": "hello"}]
 WEATHER: Final[Any] = {
@@ -46,8 +48,9 @@ def events_of(stream: str) -> list[dict[str, Any]]:
 
 
 def message_of(content: bytes | str) -> dict[str, Any]:
-    """A whole message that is one of the package's type."""
+    """A whole message that is one of the package's type, and as the OpenAPI document has it."""
     known(MESSAGE.validate_json(content))
+    assert json.loads(MessageDocument.model_validate_json(content).model_dump_json()) == json.loads(content)
     document: dict[str, Any] = json.loads(content)
     return document
 
