@@ -87,8 +87,9 @@ class ScriptedChoice:
         return token
 
     def _end(self, exhausted: bool) -> None:
-        hits = [(self._text.find(stop), stop) for stop in self._request.sampling.stop if stop in self._text]
-        if hits:
+        begin = self._answer_begin()
+        found = [(self._text.find(stop, begin), stop) for stop in self._request.sampling.stop]
+        if hits := [hit for hit in found if hit[0] >= 0]:
             at, self._stop = min(hits)
             keep = self._request.sampling.include_stop_str_in_output
             self._text = self._text[: at + len(self._stop) if keep else at]
@@ -97,6 +98,14 @@ class ScriptedChoice:
             self.reason = "stop"
         elif self._tokens >= self._request.sampling.max_tokens:
             self.reason = "length"
+
+    def _answer_begin(self) -> int:
+        """Return where stop strings count: behind the thought that `stops_behind` tells of."""
+        start, end = self._request.sampling.stops_behind or ("", "")
+        if not end or not (self._text.startswith(start) or start.startswith(self._text)):
+            return 0
+        found = self._text.find(end, len(start))
+        return len(self._text) if found < 0 else found + len(end)
 
     def _visible_end(self) -> int:
         """Return the length of the text that is sent: text that may begin a stop string is kept back until the choice
