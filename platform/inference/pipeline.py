@@ -267,6 +267,7 @@ class InferencePipeline:
                 f"This model's maximum context length is {context} tokens. However, you requested {size} "
                 f"characters in the {name}, of which at most {limit} are read.",
                 name,
+                ContextSizes(values.model, context, context + 1, 1),
             )
         return self._encode(values, model)
 
