@@ -60,7 +60,7 @@ class TextBlock(Block):
 
 
 class ToolReferenceBlock(Block):
-    """The name of a tool that a search has found: a tool with `defer_loading` is offered from then on."""
+    """The name of a tool that a search has found."""
 
     allowed: ClassVar[str] = '{"type": "tool_reference", "tool_name": …}'
     tag: ClassVar[str] = "tool_reference"
@@ -78,15 +78,6 @@ class ThinkingBlock(Block):
     signature: Annotated[str, AnyText()] = ""
 
 
-class RedactedThinkingBlock(Block):
-    """A thought whose seal alone is returned, in `data`."""
-
-    allowed: ClassVar[str] = '{"type": "redacted_thinking", "data": …}'
-    tag: ClassVar[str] = "redacted_thinking"
-    type: Annotated[str, Choice(("redacted_thinking",))]
-    data: Annotated[str, AnyText()]
-
-
 class ToolUseBlock(Block):
     """A call of an earlier answer."""
 
@@ -101,13 +92,14 @@ class ToolUseBlock(Block):
 
 @dataclass(frozen=True)
 class Blocks(Kind):
-    """Text or blocks of some types; a text is read as one block."""
+    """Text or at least `low` blocks of some types; a text is read as one block."""
 
     models: tuple[type[Block], ...]
+    low: int = 0
 
     @property
     def allowed(self) -> str:
-        return f"a string or a list of 1..{MAX_BLOCKS} blocks of type {', '.join(self._by_tag)}"
+        return f"a string or a list of {self.low}..{MAX_BLOCKS} blocks of type {', '.join(self._by_tag)}"
 
     @cached_property
     def _by_tag(self) -> Mapping[str, type[Block]]:
@@ -119,10 +111,10 @@ class Blocks(Kind):
         item = core_schema.no_info_plain_validator_function(
             self._read_block, json_schema_input_schema=documented
         )
-        listed = core_schema.list_schema(documented, min_length=1, max_length=MAX_BLOCKS)
+        listed = core_schema.list_schema(documented, min_length=self.low, max_length=MAX_BLOCKS)
         return core_schema.no_info_wrap_validator_function(
             self._read,
-            bounded_list(item, 1, MAX_BLOCKS, self.allowed),
+            bounded_list(item, self.low, MAX_BLOCKS, self.allowed),
             json_schema_input_schema=core_schema.union_schema([core_schema.str_schema(), listed]),
         )
 
@@ -137,7 +129,7 @@ class Blocks(Kind):
             message = f"is a block of type {tag[:64]!r}; only {', '.join(self._by_tag)} is supported here."
             raise PydanticCustomError(UNSUPPORTED, message)
         text = value.get("text")
-        if len(value) == 2 and isinstance(text, str):
+        if tag == "text" and len(value) == 2 and isinstance(text, str):
             # As the model has it, at less than a tenth of the time: a body may have thousands of blocks.
             return _text(text)
         return self._by_tag[tag].check(value)
@@ -163,40 +155,26 @@ class ToolResultBlock(Block):
 
 
 class Turn(RequestObject):
-    """A message. Successive ones of one role are one turn of the conversation."""
+    """A message: of `system`, instructions anywhere in the conversation. Successive ones of one role are one turn."""
 
     allowed: ClassVar[str] = "a message with role and content"
     role: Annotated[str, Choice(ROLES)]
-    content: Annotated[Sequence[Block], PLAIN]
+    content: Annotated[Sequence[Block], Blocks((TextBlock,), 1)]
 
 
 class UserTurn(Turn):
     """What a user says, after the results of the calls before."""
 
-    role: Annotated[str, Choice(("user",))]
-    content: Annotated[Sequence[Block], Blocks((TextBlock, ToolResultBlock))]
+    content: Annotated[Sequence[Block], Blocks((TextBlock, ToolResultBlock), 1)]
 
 
 class AssistantTurn(Turn):
-    """An earlier answer. As the last message its text is continued."""
+    """An earlier answer, without blocks where the model ended at once. As the last message its text is continued."""
 
-    role: Annotated[str, Choice(("assistant",))]
-    content: Annotated[
-        Sequence[Block], Blocks((TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock))
-    ]
+    content: Annotated[Sequence[Block], Blocks((TextBlock, ThinkingBlock, ToolUseBlock))]
 
 
-class SystemTurn(Turn):
-    """Instructions of the application, anywhere in the conversation."""
-
-    role: Annotated[str, Choice(("system",))]
-
-
-_TURNS: Final[Mapping[str, type[Turn]]] = {
-    "user": UserTurn,
-    "assistant": AssistantTurn,
-    "system": SystemTurn,
-}
+_TURNS: Final[Mapping[str, type[Turn]]] = {"user": UserTurn, "assistant": AssistantTurn}
 Turns: TypeAlias = Sequence[Turn]
 
 
@@ -207,9 +185,9 @@ class Conversation(Kind):
     allowed = f"a list of 1..{MAX_MESSAGES} messages with `role` ({', '.join(ROLES)}) and `content` (string or blocks)"
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        models = {role: handler.generate_schema(model) for role, model in _TURNS.items()}
+        models = [handler.generate_schema(model) for model in (*_TURNS.values(), Turn)]
         item = core_schema.no_info_plain_validator_function(
-            _read_turn, json_schema_input_schema=core_schema.tagged_union_schema(models, "role")
+            _read_turn, json_schema_input_schema=core_schema.union_schema([*models])
         )
         return bounded_list(item, 1, MAX_MESSAGES, self.allowed)
 
@@ -219,5 +197,4 @@ def _read_turn(value: object) -> Turn:
         raise refused("an object with `role` and `content`", value)
     role = value.get("role")
     # Of a role that is not known only the role is at fault.
-    model = _TURNS.get(role) if isinstance(role, str) else None
-    return model.check(value) if model is not None else Turn.check({"role": role})
+    return _TURNS.get(str(role), Turn).check(value if role in ROLES else {"role": role})

@@ -45,19 +45,17 @@ _FORMAT: Final = '{"type": "json_schema", "schema": …}'
 
 
 class MessageTool(RequestObject):
-    """A tool that the client runs. `input_schema` is held while the call is written.
+    """A tool that the client runs, offered from the first turn on. `input_schema` is held while the call is written."""
 
-    `defer_loading`: it is offered from the `tool_reference` on that names it.
-    """
-
-    allowed: ClassVar[str] = "{name, input_schema, description?, strict?, defer_loading?}"
-    dropped: ClassVar[frozenset[str]] = frozenset({"eager_input_streaming", "input_examples"})
+    allowed: ClassVar[str] = "{name, input_schema, description?, strict?}"
+    dropped: ClassVar[frozenset[str]] = frozenset(
+        {"defer_loading", "eager_input_streaming", "input_examples"}
+    )
     type: Annotated[str, Choice(("custom",))] = "custom"
     name: Annotated[str, Identifier(MAX_TOOL_NAME)]
     description: Annotated[str, DESCRIPTION] = ""
     input_schema: Annotated[dict[str, Any], JsonSchemaObject()]
     strict: Annotated[bool, Boolean()] = False
-    defer_loading: Annotated[bool, Boolean()] = False
     allowed_callers: Annotated[list[str] | None, _ONLY_DIRECT] = None
     cache_control: Annotated[CacheControl | None, MARKER] = None
 
@@ -103,9 +101,9 @@ class Thinking(RequestObject):
     """Whether the model thinks before it answers. `display` omitted: the thought is sent sealed only, as `signature`."""
 
     allowed: ClassVar[str] = (
-        '{"type": "enabled", "budget_tokens": …}, {"type": "adaptive"} or {"type": "disabled"}, with `display`?'
+        '{"type": "enabled", "budget_tokens": …}, or {"type": "adaptive", "between_tools" or "disabled"}, with `display`?'
     )
-    type: Annotated[str, Choice(("disabled", "enabled", "adaptive"))]
+    type: Annotated[str, Choice(("disabled", "enabled", "adaptive", "between_tools"))]
     budget_tokens: Annotated[int | None, Integer(0, MAX_TOKENS)] = None
     display: Annotated[str | None, Choice(("summarized", "omitted"))] = None
 
@@ -180,18 +178,16 @@ class CountTokensRequest(ModelRequest):
     context_management: Annotated[ContextManagement | None, ObjectOf(ContextManagement)] = Field(
         None, description="nothing is edited"
     )
-    mcp_servers: Annotated[None, Refused("this server connects to no other")] = Field(
-        None, description="not offered"
-    )
-    speed: Annotated[None, Refused("there is one speed", ("standard",))] = Field(
-        None, description="not offered"
-    )
+
+    @property
+    def thinks(self) -> bool:
+        """Whether thought is wanted; a budget of 0 is none."""
+        wanted = self.thinking
+        return wanted is not None and wanted.type != "disabled" and wanted.budget_tokens != 0
 
     @property
     def effort(self) -> str | None:
-        """How much the model thinks; "none" where it does not, None where it is left to the model."""
-        if self.thinking is None or self.thinking.type == "disabled":
-            return "none"
+        """How much the model thinks where it does; None where that is left to the model."""
         return None if self.output_config is None else self.output_config.effort
 
     @property
@@ -235,14 +231,7 @@ class MessagesRequest(CountTokensRequest):
     service_tier: Annotated[str | None, Choice(("auto", "standard_only"))] = Field(
         None, description="accepted; there is one tier"
     )
-    container: Annotated[None, Refused("this server runs no code")] = Field(None, description="not offered")
-    diagnostics: Annotated[None, Refused("no request is kept to compare with")] = Field(
-        None, description="not offered"
-    )
     thread: Annotated[None, Refused("no conversation is kept; send the whole one")] = Field(
-        None, description="not offered"
-    )
-    inference_geo: Annotated[None, Refused("there is one place", ("global",))] = Field(
         None, description="not offered"
     )
 

@@ -16,7 +16,7 @@ MAX_EXCERPT: Final = 60
 CONTENT: Final = frozenset(
     {
         *("messages", "prompt", "content", "text", "arguments", "stop", "user", "metadata", "cache_salt"),
-        *("system", "thinking", "signature", "data", "input", "input_schema", "user_id", "stop_sequences"),
+        *("system", "thinking", "signature", "input", "input_schema", "user_id", "stop_sequences"),
         *("tools", "parameters", "schema", "description", "name"),
         *("regex", "choice", "grammar", "json", "structural_tag"),
     }

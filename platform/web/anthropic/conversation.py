@@ -13,7 +13,6 @@ from loraplex.platform.inference.thought_seal import ThoughtSeal
 from loraplex.platform.parameters.chat_messages import ChatMessage, ToolCall
 from loraplex.platform.parameters.message_blocks import (
     Block,
-    RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
     ToolReferenceBlock,
@@ -27,14 +26,13 @@ Placed: TypeAlias = tuple[str, Block]
 
 
 class ConversationReader:
-    """Reads one body. After `read`, `references` has the names of the tools that results refer to."""
+    """Reads one body."""
 
     def __init__(self, body: CountTokensRequest, seal: ThoughtSeal) -> None:
         self._body = body
         self._seal = seal
         self._called = set[str]()
         self._answered = set[str]()
-        self.references = set[str]()
 
     def read(self) -> list[ChatMessage]:
         """Return the conversation. Raises `InvalidParameter` for a wrong id, and for a thought that was not sealed here."""
@@ -60,7 +58,7 @@ class ConversationReader:
                 f"`{where}` is the last message of an assistant, which must be text that the model continues."
             )
             raise InvalidParameter(message, param=where)
-        if self._body.effort != "none":
+        if self._body.thinks:
             message = f"`{where}` is text that the model continues, which needs `thinking` to be disabled."
             raise InvalidParameter(message, param=where)
         return True
@@ -79,8 +77,6 @@ class ConversationReader:
         yield ChatMessage("assistant", _text(turns), tool_calls=tuple(calls), reasoning=thoughts)
 
     def _thought(self, place: str, block: Block) -> str:
-        if isinstance(block, RedactedThinkingBlock):
-            return self._seal.open(self._body.model, block.data, f"{place}.data")
         if not isinstance(block, ThinkingBlock):
             return ""
         if not block.signature:
@@ -104,7 +100,6 @@ class ConversationReader:
 
     def _result(self, block: ToolResultBlock) -> str:
         names = [each.tool_name for each in block.content if isinstance(each, ToolReferenceBlock)]
-        self.references.update(names)
         text = "".join(each.text for each in block.content if isinstance(each, TextBlock))
         text = "\n".join([*([text] if text else []), *names])
         return f"Error: {text}" if block.is_error else text

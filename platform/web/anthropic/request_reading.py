@@ -1,10 +1,10 @@
 """Reads a body of the Messages API into the request that the pipeline knows."""
 
-from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from loraplex.grammar.constraints import JsonSchema, Tool
 from loraplex.platform.errors import InvalidParameter
+from loraplex.platform.inference.admission import IGNORED_HEADER
 from loraplex.platform.parameters.messages_request import (
     CountTokensRequest,
     MessagesRequest,
@@ -15,7 +15,7 @@ from loraplex.platform.parameters.request_models import ChatRequest
 from loraplex.platform.parameters.tools import Mode, ToolChoice
 from loraplex.platform.parameters.unsupported_tools import HostTool, leave_out
 from loraplex.platform.web.anthropic.conversation import ConversationReader
-from loraplex.platform.web.anthropic.errors import check_version, client_headers
+from loraplex.platform.web.anthropic.errors import client_headers
 from loraplex.platform.web.inference_plane import DialectContext
 
 SESSION_HEADER: Final = "x-claude-code-session-id"
@@ -34,18 +34,15 @@ _MODES: Final[dict[str, Mode]] = {"auto": "auto", "any": "required", "tool": "re
 
 def read_request(body: CountTokensRequest, context: DialectContext) -> ChatRequest:
     """Return the request. Raises `InvalidParameter`, `UnsupportedTool`."""
-    check_version(context.request_headers)
     context.response_headers.update(client_headers(context.request_headers, context.response_headers))
     reader = ConversationReader(body, context.seal)
     messages = reader.read()
-    values: dict[str, Any] = {
-        "model": body.model,
-        "messages": messages,
-        "tools": _tools(body, context, reader.references),
-    }
-    if body.effort is not None:
-        values["reasoning_effort"] = body.effort
-    if body.thinking is not None and body.thinking.budget_tokens is not None:
+    values: dict[str, Any] = {"model": body.model, "messages": messages, "tools": _tools(body, context)}
+    if not body.thinks and body.effort is not None:
+        context.response_headers[IGNORED_HEADER] = NAMES["reasoning_effort"]
+    if (effort := body.effort if body.thinks else "none") is not None:
+        values["reasoning_effort"] = effort
+    if body.thinking is not None and body.thinking.budget_tokens:
         values["thinking_token_budget"] = body.thinking.budget_tokens
     if reader.continues(messages[-1]):
         values["continue_final_message"] = True
@@ -59,9 +56,7 @@ def read_request(body: CountTokensRequest, context: DialectContext) -> ChatReque
     return ChatRequest.model_construct(set(values), **values)
 
 
-def _tools(
-    body: CountTokensRequest, context: DialectContext, references: AbstractSet[str]
-) -> tuple[Tool, ...]:
+def _tools(body: CountTokensRequest, context: DialectContext) -> tuple[Tool, ...]:
     """Return the tools that the prompt contains."""
     placed = [(f"tools[{index}]", tool) for index, tool in enumerate(body.tools)]
     hosted = [(place, tool) for place, tool in placed if isinstance(tool, HostTool)]
@@ -75,8 +70,7 @@ def _tools(
             tools[tool.name] = Tool(
                 tool.name, tool.description, tool.input_schema, tool.strict, f"{place}.input_schema"
             )
-    deferred = {tool.name for _, tool in placed if isinstance(tool, MessageTool) and tool.defer_loading}
-    return tuple(tool for name, tool in tools.items() if name not in deferred - references)
+    return tuple(tools.values())
 
 
 def _tool_choice(choice: MessageToolChoice) -> ToolChoice:

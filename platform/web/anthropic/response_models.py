@@ -94,9 +94,9 @@ class ModelInfo(ResponseModel):
 
 
 class ModelPage(ResponseModel):
-    """A page of the base model and the adapters of the caller's tenant."""
+    """The base model and the adapters of the caller's tenant, all on one page."""
 
     data: list[ModelInfo]
     has_more: bool
-    first_id: str | None
-    last_id: str | None
+    first_id: str
+    last_id: str

@@ -21,7 +21,7 @@ async def models(request: Request, caller: Annotated[Caller, requires_inference(
     async with plane.transactions.slot(caller.tenant_id):
         found = await plane.pipeline.models.list(caller)
     if asks_for_model_info(request):
-        page = model_page(request, [model_info(plane, each) for each in found])
+        page = model_page([model_info(plane, each) for each in found])
         return json_response(page.model_dump_json().encode())
     cards = [_card(plane, each) for each in found]
     return json_response(encoded(ModelList(object="list", data=cards)))

@@ -37,10 +37,11 @@ OBJECTS: dict[str, tuple[list[Any], list[Any]]] = {
             {"type": "disabled"},
             {"type": "adaptive", "display": None},
             {"type": "adaptive", "display": "omitted"},
+            {"type": "between_tools"},
             {"type": "enabled", "budget_tokens": 0, "display": "summarized"},
         ],
         [
-            *({}, {"type": "enabled"}, {"type": "disabled", "budget_tokens": 1}, {"type": "between_tools"}),
+            *({}, {"type": "enabled"}, {"type": "disabled", "budget_tokens": 1}, {"type": "always"}),
             *({"type": "enabled", "budget_tokens": -1}, {"type": "adaptive", "display": "updates"}, True),
         ],
     ),
@@ -87,9 +88,9 @@ def inside(kind: Kind) -> list[Any]:
                         "content": [{"type": "thinking", "thinking": "", "signature": "s"}, USE],
                     }
                 ],
-                [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "d"}]}],
+                [{"role": "assistant", "content": []}],
                 [{"role": "user", "content": [RESULT, {**RESULT, "content": "", "is_error": True}]}],
-                [{"role": "user", "content": [{**RESULT, "content": [TEXT]}]}],
+                [{"role": "user", "content": [{**RESULT, "content": [TEXT]}, {**RESULT, "content": []}]}],
                 [
                     {
                         "role": "user",
@@ -98,7 +99,7 @@ def inside(kind: Kind) -> list[Any]:
                 ],
             ]
         case Blocks():
-            return ["", "a", [TEXT] * MAX_BLOCKS]
+            return ["", "a", [], [TEXT] * MAX_BLOCKS]
         case MessageTools():
             full = tool("f" * MAX_TOOL_NAME, type="custom", description="", strict=True, defer_loading=True)
             full |= {"eager_input_streaming": True, "allowed_callers": ["direct"], "input_examples": [{}]}
@@ -119,7 +120,12 @@ def outside(kind: Kind) -> list[Any]:
         case Conversation():
             contents: list[Any] = [
                 *(1, None, [], [TEXT] * (MAX_BLOCKS + 1), [IMAGE], [USE], [{"type": "document"}], [{}]),
-                *([{**RESULT, "content": [IMAGE]}], [{**TEXT, "cache_control": {}}], [{**TEXT, "mood": 1}]),
+                *(
+                    [{"type": "tool_result", "text": "a"}],
+                    [{**RESULT, "content": [IMAGE]}],
+                    [{**TEXT, "cache_control": {}}],
+                    [{**TEXT, "mood": 1}],
+                ),
             ]
             wrong = [[{"role": "user", "content": content}] for content in contents]
             assistant = {"role": "assistant", "content": [{**USE, "input": "{}"}]}
@@ -130,11 +136,13 @@ def outside(kind: Kind) -> list[Any]:
                 "hi",
                 [1],
                 [{**USER, "role": "tool"}],
+                [{**USER, "role": ["user"]}],
+                [{"role": "system", "content": []}],
                 [assistant],
                 *wrong,
             ]
         case Blocks():
-            return [1, [], [TEXT] * (MAX_BLOCKS + 1), [IMAGE], ["a"]]
+            return [1, [TEXT] * (MAX_BLOCKS + 1), [IMAGE], ["a"]]
         case MessageTools():
             return [
                 [tool(f"f{index}") for index in range(MAX_TOOLS + 1)],

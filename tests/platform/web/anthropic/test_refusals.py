@@ -83,7 +83,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "`tool_choice` names 'f', which is not in `tools`.",
     ),
     "unknown": ({"mood": 1}, "mood: Extra inputs are not permitted. Unknown parameter `mood`."),
-    "container": ({"container": "c"}, "`container` is not supported: this server runs no code."),
+    "container": ({"container": "c"}, "container: Extra inputs are not permitted."),
+    "no result": (
+        {"messages": [user({"type": "tool_result", "text": "hi"})]},
+        "messages[0].content[0].text: Extra inputs are not permitted.",
+    ),
     "an edit": (
         {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
         '`context_management.edits[0].type` is "clear_tool_uses_20250919", but must be',
@@ -122,6 +126,9 @@ async def test_sizes_have_the_texts_that_claude_code_reads(start_gateway: Any) -
     told = response.json()["error"]["message"]
     assert told.startswith("prompt is too long: ") and told.endswith(" tokens > 4096 maximum")
     assert int(told.split()[4]) > 4096
+    longer = [{"role": "user", "content": "hello " * 400_000}]
+    response = await gateway.post("/v1/messages", body(messages=longer, max_tokens=1))
+    assert response.json()["error"]["message"] == "prompt is too long: 4097 tokens > 4096 maximum"
 
 
 async def test_what_claude_code_sends_is_served(start_gateway: Any) -> None:

@@ -45,6 +45,8 @@ async def test_a_thought_is_a_block_before_the_text(start_gateway: Any, display:
         ({"type": "enabled", "budget_tokens": 100}, {"effort": "low"}, 100),
         ({"type": "adaptive"}, {"effort": "low"}, 80),
         ({"type": "adaptive"}, {}, None),
+        ({"type": "between_tools"}, {"effort": "low"}, 80),
+        ({"type": "enabled", "budget_tokens": 0}, {"effort": "high"}, 0),
         ({"type": "disabled"}, {"effort": "high"}, 0),
         (None, {"effort": "high"}, 0),
     ],
@@ -58,6 +60,26 @@ async def test_how_long_it_thinks(start_gateway: Any, thinking: Any, config: Any
     assert (kinds[0] == "thinking") == (most != 0)
     thought = None if request.grammar is None else decode_spec(request.grammar).thought
     assert (None if thought is None else thought.most) == (most or None)
+    ignored = response.headers.get("x-loraplex-ignored-parameters")
+    assert ignored == ("output_config.effort" if config and most == 0 else None)
+
+
+async def test_a_budget_of_nothing_lets_an_answer_be_continued(start_gateway: Any) -> None:
+    gateway = await start_gateway(FakeScript(answers=(("4",),)))
+    messages = [*HELLO, {"role": "assistant", "content": "It is "}]
+    response = await gateway.post(PATH, body(messages=messages, thinking={**ON, "budget_tokens": 0}))
+    assert message_of(response.content)["content"][0]["text"] == "4"
+
+
+async def test_stop_sequences_count_behind_the_thought(start_gateway: Any) -> None:
+    gateway = await start_gateway(FakeScript(answers=((*THOUGHT, ". I see", " more"),)))
+    given = body(thinking=ON, stop_sequences=["see"])
+    whole = message_of((await gateway.post(PATH, given)).content)
+    events = events_of((await gateway.post(PATH, {**given, "stream": True})).text)
+    assert added_up(events) == without_ids(whole)
+    thought, text = whole["content"]
+    assert "I see. So" in thought["thinking"] and text["text"].strip() == "It is 4. I"
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", "see")
 
 
 async def test_a_model_that_does_not_think_takes_no_budget(
