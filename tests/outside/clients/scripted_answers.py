@@ -18,13 +18,17 @@ PATCH = "*** Begin Patch\n*** Update File: hello.txt\n@@\n-hello\n+hello, world\
 
 @dataclass(frozen=True)
 class Answer:
-    """A text, or one call of the tool `name` with `text` as its arguments, or as its input where it is `custom`."""
+    """A text, or one call of the tool `name` with `text` as its arguments, or as its input where it is `custom`.
+
+    `begun`: the prompt ends inside the thought.
+    """
 
     text: str
     name: str | None = None
     namespace: str | None = None
     custom: bool = False
     thought: str | None = None
+    begun: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,14 +72,18 @@ def answer_to(path: str, body: Mapping[str, Any]) -> Answer:
 def thoughtful(answer: Answer, body: Mapping[str, Any]) -> Answer:
     """The answer with a thought before it, where the request asks for one."""
     effort = (body.get("reasoning") or {}).get("effort") or "none"
-    thinking = (body.get("thinking") or {}).get("type", "disabled")
-    thinks = (effort, thinking) != ("none", "disabled")
-    return replace(answer, thought=answer.thought or THOUGHT) if thinks else answer
+    thinking = body.get("thinking") or {"type": "disabled"}
+    if effort == "none" and thinking["type"] == "disabled":
+        return answer
+    named = (body.get("output_config") or {}).get("effort", thinking.get("budget_tokens"))
+    return replace(answer, thought=answer.thought or THOUGHT, begun=effort != "none" or named is not None)
 
 
 def text_of(answer: Answer) -> tuple[str, ...]:
     """The model's tokens, fewer than any limit in a request; a call is written in the template's style."""
-    thought = () if answer.thought is None else ("<think>", f"\n{answer.thought}\n", "</think>", "\n\n")
+    thought: tuple[str, ...] = () if answer.thought is None else (f"\n{answer.thought}\n", "</think>", "\n\n")
+    if thought and not answer.begun:
+        thought = "<think>", *thought
     if answer.name is None:
         half = len(answer.text) // 2
         return *thought, answer.text[:half], answer.text[half:]

@@ -110,7 +110,8 @@ def check(request: dict[str, Any], response: httpx.Response, answer: Answer) -> 
     elif path == RESPONSES:
         check_response(response_in(response.text) if body.get("stream") else response.text, answer)
     elif path == MESSAGES:
-        check_message(message_in(response.text) if body.get("stream") else response.text, answer)
+        shown = (body.get("thinking") or {}).get("display") != "omitted"
+        check_message(message_in(response.text) if body.get("stream") else response.text, answer, shown)
     elif path not in ("/v1/chat/completions", "/v1/completions"):
         return
     elif body.get("stream"):
@@ -128,10 +129,13 @@ def check(request: dict[str, Any], response: httpx.Response, answer: Answer) -> 
 
 
 def check_response(text: str, answer: Answer) -> None:
-    """A response that says what the model wrote, or calls what it called."""
+    """A response that thought what the model thought, and says what it wrote, or calls what it called."""
     response: Any = Response.model_validate_json(text)
     assert response.usage and response.status in ("completed", "incomplete")
-    *_, said = response.output
+    *thoughts, said = response.output
+    assert all(item.type == "reasoning" for item in thoughts), thoughts
+    thought = "".join(part.text for item in thoughts for part in item.content)
+    assert thought == (answer.thought or ""), thoughts
     if answer.name is None:
         assert said.type == "message" and response.output_text == answer.text
     else:
@@ -141,11 +145,16 @@ def check_response(text: str, answer: Answer) -> None:
         assert written == (answer.text if answer.custom else json.loads(answer.text))
 
 
-def check_message(text: str, answer: Answer) -> None:
-    """A message that says what the model wrote, or calls what it called."""
+def check_message(text: str, answer: Answer, shown: bool) -> None:
+    """A message that thought what the model thought, sealed alone unless `shown`, and says or calls what it wrote."""
     message: Any = Message.model_validate_json(text)
     assert message.usage.output_tokens
-    *_, said = message.content
+    *thoughts, said = message.content
+    assert all(block.type == "thinking" and block.signature for block in thoughts), thoughts
+    assert bool(thoughts) == bool(answer.thought)
+    assert "".join(block.thinking for block in thoughts) == (
+        answer.thought if shown and answer.thought else ""
+    )
     if answer.name is None:
         assert said.type == "text" and said.text == answer.text, said
         assert message.stop_reason == "end_turn"
