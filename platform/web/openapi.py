@@ -1,4 +1,4 @@
-"""Describes what FastAPI cannot derive from a management route: its body, query parameters and conditional headers.
+"""Describes what FastAPI cannot derive from a route: its body, query parameters, conditional headers and events.
 
 Invariant: the OpenAPI document is rendered once; its requests cost the event loop no more than sending it.
 """
@@ -115,6 +115,25 @@ class Application(FastAPI):
 def reference(model: type[BaseModel]) -> dict[str, str]:
     """Build a reference to a model of `Application.models` or of a response."""
     return {"$ref": _REFERENCE.format(model=model.__name__)}
+
+
+def referred_body(model: type[BaseModel]) -> dict[str, Any]:
+    """Build the `requestBody` of an operation whose model is one of `Application.models`."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference(model)}}}}
+
+
+def streamed(
+    whole: type[BaseModel], events: Sequence[str], last: str, **data: dict[str, str]
+) -> dict[str, Any]:
+    """Build the success of a route that generates text. `events`: their names; `last`: the end of a stream, `data`: its schema."""
+    text = {"type": "string", "contentMediaType": "application/json", **data}
+    properties = {"data": text, "event": {"enum": [*events]}}
+    event = {"type": "object", "required": ["data"], "properties": properties}
+    return {
+        "description": f"The whole response, or with `stream` its events. The last one is {last}.",
+        "model": whole,
+        "content": {"text/event-stream": {"itemSchema": event}},
+    }
 
 
 def _header(name: str, meaning: str, pattern: str, required: bool) -> dict[str, Any]:

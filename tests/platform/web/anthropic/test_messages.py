@@ -276,9 +276,9 @@ async def test_headers_of_every_response(start_gateway: Any) -> None:
         assert response.headers["anthropic-version"] == "2023-06-01"
         assert response.headers["request-id"] == response.headers["x-request-id"] == "mine-1"
     assert "anthropic-version" not in (await gateway.post(PATH, body())).headers
-    for version in ("v" * 65, "a\tb", ""):
-        served = await gateway.post(PATH, body(), **{"anthropic-version": version})
-        assert served.status_code == 200 and served.headers["anthropic-version"] == version
+    for other in ("v" * 65, "a\tb", ""):
+        served = await gateway.post(PATH, body(), **{"anthropic-version": other})
+        assert served.status_code == 200 and served.headers["anthropic-version"] == other
 
 
 async def test_tokens_are_counted_as_the_prompt_has_them(start_gateway: Any) -> None:
