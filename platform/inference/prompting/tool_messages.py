@@ -7,7 +7,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any, Final
 
 from loraplex.grammar.constraints import Tool
@@ -18,6 +18,7 @@ from loraplex.platform.parameters.chat_messages import ChatMessage, ToolCall
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 
 ARGUMENT_LIMITS: Final = BodyLimits()
+_SYSTEM: Final = ("system", "developer")
 MISTRAL_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
 
 
@@ -45,22 +46,20 @@ def with_leading_system(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage
 
     For templates that refuse or drop the others.
     """
-    system = ("system", "developer")
-    if not any(message.role in system for message in messages[1:]):
+    if not any(message.role in _SYSTEM for message in messages[1:]):
         return messages
-    placed: list[ChatMessage] = []
+    leading = list(takewhile(lambda message: message.role in _SYSTEM, messages))
+    turns = [leading] if leading else []
     moved = False
-    for message in messages:
-        late = message.role in system and any(each.role not in system for each in placed)
-        is_leading = message.role in system and not late
+    for message in messages[len(leading) :]:
+        late = message.role in _SYSTEM
         message = replace(message, role="user") if late else message
-        before = placed[-1] if placed else None
-        if before is not None and (is_leading or (before.role == message.role == "user" and (late or moved))):
-            placed[-1] = replace(before, content=f"{before.content}\n\n{message.content}")
+        if turns and turns[-1][-1].role == message.role == "user" and (late or moved):
+            turns[-1].append(message)
         else:
-            placed.append(message)
+            turns.append([message])
         moved = late
-    return placed
+    return [replace(turn[0], content="\n\n".join(each.content for each in turn)) for turn in turns]
 
 
 def called_names(messages: Sequence[ChatMessage]) -> dict[str, str]:
@@ -128,7 +127,7 @@ def _without_calls(message: ChatMessage, style: ToolStyle) -> ChatMessage:
 
 def _with_tools(messages: list[ChatMessage], text: str, system: bool) -> list[ChatMessage]:
     first = messages[0]
-    if first.role in ("system", "developer"):
+    if first.role in _SYSTEM:
         return [replace(first, content=f"{first.content}\n\n{text}"), *messages[1:]]
     if system:
         return [ChatMessage("system", text), *messages]

@@ -1,5 +1,6 @@
 """System messages that a template does not render where they are: the model reads them all the same."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from tests.platform.conftest import CHATML
 
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
+from loraplex.platform.inference.prompting.tool_messages import with_leading_system
 from loraplex.platform.parameters.chat_messages import ChatMessage
 
 BEGIN = "{% if messages[0].role == 'system' %}[{{ messages[0].content }}]{% endif %}"
@@ -46,3 +48,16 @@ def test_a_template_that_renders_them_has_them_in_their_places(
     assert [part.split("\n")[1].removesuffix("<|im_end|>") for part in text.split("<|im_start|>")[1:-1]] == [
         message.content for message in CONVERSATION
     ]
+
+
+def test_thousands_of_messages_are_joined_in_one_go() -> None:
+    """Quadratic work would copy 16 GiB here."""
+    messages = [ChatMessage("developer", "x" * 1024) for _ in range(4096)]
+    for conversation in ([*messages, ChatMessage("user", "a")], [ChatMessage("user", "a"), *messages]):
+        started = time.process_time()
+        joined = with_leading_system(conversation)
+        assert time.process_time() - started < 0.5
+        assert [each.role for each in joined] == (
+            ["developer", "user"] if conversation[0] is messages[0] else ["user"]
+        )
+        assert sum(each.content.count("x") for each in joined) == 4096 * 1024
