@@ -30,6 +30,6 @@ class AnswerParser:
         return await self._output.finish(self._parsers[choice], reason)
 
 
-def ended_by(finished: Finished | None) -> EngineReason:
-    """Return why the engine ended a choice. A generation that lacks the end of a choice has raised before."""
-    return "stop" if finished is not None and finished.reason == "stop" else "length"
+def ended_by(finished: Finished) -> EngineReason:
+    """Return why the engine ended a choice."""
+    return "stop" if finished.reason == "stop" else "length"

@@ -58,6 +58,8 @@ def delta_json(delta: OutputDelta) -> bytes:
 class Chunks(Generic[ChoiceT]):
     """What both encoders share: the frame of a chunk, the parsers of constrained output, and the usage at the end."""
 
+    ping = b""
+
     def __init__(
         self, head: ResponseHead, generation: Generation, include_usage: bool, empty: ChoiceT, members: bytes
     ) -> None:
@@ -68,10 +70,6 @@ class Chunks(Generic[ChoiceT]):
         self._frame = frame_of(without, members, generation.choices)
         self._before, self._running = self._frame.before, self._frame.running
         self._parser = AnswerParser(generation)
-
-    @property
-    def ping(self) -> bytes:
-        return b""
 
     def closing(self) -> bytes:
         usage = event_of(self._chunk([], usage=usage_of(self._stats))) if self._include_usage else b""

@@ -39,6 +39,8 @@ class ExtendedChunks:
     first chunk of a `chat`, else in the first one of each choice.
     """
 
+    ping = b""
+
     def __init__(
         self, chunks: ChunkEncoder, generation: Generation, *, token_ids: bool, usage: bool, chat: bool
     ) -> None:
@@ -66,10 +68,6 @@ class ExtendedChunks:
 
     async def finished(self, choice: int, event: Finished) -> bytes:
         return self._extended(choice, await self._chunks.finished(choice, event))
-
-    @property
-    def ping(self) -> bytes:
-        return self._chunks.ping
 
     def closing(self) -> bytes:
         return self._chunks.closing()
