@@ -8,7 +8,7 @@ when the client leaves.
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,7 +38,7 @@ class RequestContext:
     authentication; `renew_caller` also removes the tenant's keys from the cache. `record`: what metrics and traces learn of the
     request. `model`: what its `model` refers to, once that is known. `is_recorded`: the request is, or will be, in the usage
     ledger. `deadline`: when the client gives it up, in the time of `time.monotonic`. `unknown`: what its body has that the gateway
-    does not know. `session`: the label of the session that it belongs to, which `session_label` makes.
+    does not know. `session`: the label of the session that it belongs to, which `session_label` makes. `names`: as in `Dialect`.
     """
 
     caller: Caller
@@ -53,6 +53,7 @@ class RequestContext:
     deadline: float | None = None
     unknown: UnknownNames | None = None
     session: str | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def ignore(self, names: str) -> None:
         """Name parameters in the response that have no effect."""

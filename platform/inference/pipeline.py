@@ -42,6 +42,7 @@ from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.generation import Generation, PromptOutput
 from loraplex.platform.inference.in_flight import InFlightRequests
 from loraplex.platform.inference.model_resolution import KnownModels, ResolvedModel
+from loraplex.platform.inference.prompting.chat_template import LengthCheck
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 from loraplex.platform.inference.thought import ThoughtRules
 from loraplex.platform.inference.truncation import ConversationRequest, fitted
@@ -63,6 +64,8 @@ from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 from loraplex.tenants.errors import QuotaExhausted
 
 INLINE_CHARACTERS = 8_192
+PART_CHARACTERS = 16
+"""What a message or call costs besides its texts, in characters: the template writes around it."""
 # Half of the processors: large prompts are encoded before admission, which needs their size.
 MAX_ENCODING = max(1, len(os.sched_getaffinity(0)) // 2)
 
@@ -174,7 +177,7 @@ class InferencePipeline:
             markers = self._thought.markers(model.reasoning_style)
             self._thought.check(values, markers)
             if self._thought.is_ignored(values, markers):
-                context.ignore("reasoning_effort")
+                context.ignore(context.names.get("reasoning_effort", "reasoning_effort"))
         prompts = await self.prompt_ids(values, model, context.caller.tenant_id)
         choices = self._checked_scores(values, prompts)
         most_tokens = partial(self._most_tokens, context, values, prompts, choices, model)
@@ -238,17 +241,21 @@ class InferencePipeline:
         return is_same and await most_tokens() == most
 
     async def prompt_ids(
-        self, values: PromptRequest, model: ResolvedModel, tenant_id: UUID
+        self, values: PromptRequest, model: ResolvedModel, tenant_id: UUID, *, only_counted: bool = False
     ) -> list[list[int]]:
-        """Return the token ids of `messages` or of every `prompt`.
+        """Return the token ids of `messages` or of every `prompt`; `only_counted`: they may be more than the context has.
 
         Large prompts are counted and encoded on a thread, `AT_ONCE` of a tenant and `MAX_ENCODING` of all at a time. Raises
         `Overloaded` when too many of the tenant's requests wait.
         """
-        if _characters(values, INLINE_CHARACTERS) <= INLINE_CHARACTERS:
-            return self._encode(values, model)
+        check = None
+        if not only_counted and not isinstance(values, TokenizeRequest):
+            check = partial(self._left, values, bound="at least ")
+        has_cuts = isinstance(values, ConversationRequest) and bool(values.cuts)
+        if not has_cuts and _characters(values, INLINE_CHARACTERS, PART_CHARACTERS) <= INLINE_CHARACTERS:
+            return self._encode(values, model, check)
         async with self._encoding_limiter.slot(tenant_id):
-            encoding = asyncio.create_task(asyncio.to_thread(self._encode_large, values, model))
+            encoding = asyncio.create_task(asyncio.to_thread(self._encode_large, values, model, check))
             try:
                 return await asyncio.shield(encoding)
             except asyncio.CancelledError:
@@ -256,9 +263,11 @@ class InferencePipeline:
                 await asyncio.gather(encoding, return_exceptions=True)
                 raise
 
-    def _encode_large(self, values: PromptRequest, model: ResolvedModel) -> list[list[int]]:
+    def _encode_large(
+        self, values: PromptRequest, model: ResolvedModel, check: LengthCheck | None
+    ) -> list[list[int]]:
         if isinstance(values, ConversationRequest) and values.cuts:
-            return self._encode(values, model)
+            return fitted(values, partial(self._encode_fitting, model), self._spare_tokens(values))
         limit = self._dependencies.config.max_prompt_characters
         size = _characters(values, limit)
         if size > limit:
@@ -269,17 +278,13 @@ class InferencePipeline:
                 name,
                 ContextSizes(values.model, context, context + 1, 1),
             )
-        return self._encode(values, model)
+        return self._encode(values, model, check)
 
-    def _encode(self, values: PromptRequest, model: ResolvedModel) -> list[list[int]]:
-        """Return the ids of every prompt. Raises `ContextTooLong` early for one that cannot fit, unless it is only counted."""
-        prompts, check = self._dependencies.prompts, None
-        conversation = values if isinstance(values, ConversationRequest) else None
-        if conversation is not None and conversation.cuts:
-            return fitted(conversation, partial(self._encode_fitting, model))
-        counted = conversation is not None and conversation.only_counted
-        if not counted and not isinstance(values, TokenizeRequest):
-            check = partial(self._left, values, bound="at least ")
+    def _encode(
+        self, values: PromptRequest, model: ResolvedModel, check: LengthCheck | None
+    ) -> list[list[int]]:
+        """Return the ids of every prompt. `check` raises `ContextTooLong` early for one that cannot fit."""
+        prompts = self._dependencies.prompts
         if isinstance(values, CompletionRequest) or values.messages is None:
             special = not isinstance(values, TokenizeRequest) or values.add_special_tokens is not False
             return [
@@ -293,10 +298,20 @@ class InferencePipeline:
             ids += self._thought.ending(values, markers, ids)
         return [ids]
 
-    def _encode_fitting(self, model: ResolvedModel, values: ConversationRequest) -> list[list[int]]:
-        prompts = self._encode_large(values, model)
-        self._left(values, len(prompts[0]))
+    def _encode_fitting(
+        self, model: ResolvedModel, values: ConversationRequest, spare: int
+    ) -> list[list[int]]:
+        prompts = self._encode_large(values, model, partial(self._left, values, bound="at least "))
+        self._left(values, len(prompts[0]) + spare)
         return prompts
+
+    def _spare_tokens(self, values: ConversationRequest) -> int:
+        """Return how many tokens a shortened conversation leaves to an answer whose request names no maximum."""
+        if values.requested_tokens is not None:
+            return 0
+        default = values.max_tokens or self._dependencies.database.limits.default_max_tokens
+        most = self.context_tokens // 4
+        return min(default or most, most)
 
     def _template_options(
         self, values: ChatRequest | TokenizeRequest, model: ResolvedModel
@@ -527,14 +542,15 @@ def _prompt_name(values: PromptRequest) -> str:
     return "prompt" if messages_of(values) is None else "messages"
 
 
-def _characters(values: PromptRequest, limit: int) -> int:
+def _characters(values: PromptRequest, limit: int, part: int = 0) -> int:
+    """Return the characters of a prompt, with `part` more for each message and call."""
     messages = messages_of(values)
     if messages is None:
         return sum(len(each) for each in prompts_of(values))
     size = 0
     for message in messages:
-        size += len(message.content) + len(message.reasoning)
-        size += sum(len(call.arguments) for call in message.tool_calls)
+        size += part + len(message.content) + len(message.reasoning)
+        size += sum(part + len(call.arguments) for call in message.tool_calls)
     if not isinstance(values, CompletionRequest) and values.chat_template_kwargs:
         # A template may write a value for each message.
         size += size_of(values.chat_template_kwargs, limit) * len(messages)

@@ -23,6 +23,7 @@ class ThoughtSeal:
     def __init__(self, derive_key: Callable[..., bytes], tenant_id: UUID) -> None:
         self._derive_key = derive_key
         self._tenant_id = tenant_id
+        self._fernets: dict[bytes, Fernet] = {}
 
     def seal(self, model: str, thought: str) -> str:
         """Return the thought as a text that tells nobody its content. All versions of an adapter have one key."""
@@ -41,4 +42,7 @@ class ThoughtSeal:
 
     def _fernet(self, model: str) -> Fernet:
         name = _VERSION_OR_ALIAS.sub("", model).encode()
-        return Fernet(base64.urlsafe_b64encode(self._derive_key(DOMAIN, self._tenant_id.bytes, name)))
+        if name not in self._fernets:
+            key = self._derive_key(DOMAIN, self._tenant_id.bytes, name)
+            self._fernets[name] = Fernet(base64.urlsafe_b64encode(key))
+        return self._fernets[name]

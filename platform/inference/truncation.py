@@ -24,14 +24,10 @@ class Cut:
 
 
 class ConversationRequest(ChatRequest):
-    """A chat of a dialect. `cuts`: where it may begin if it is too long, oldest first. `on_cut` is told how many items are left out.
-
-    `only_counted`: the prompt may have any length, since nothing is generated.
-    """
+    """A chat of a dialect. `cuts`: where it may begin if it is too long, oldest first. `on_cut` is told how many items are left out."""
 
     cuts: tuple[Cut, ...] = ()
     on_cut: Callable[[int], None] | None = None
-    only_counted: bool = False
 
     def begun_at(self, start: int) -> Self:
         """Return the request without the messages before `start`, but for instructions."""
@@ -59,20 +55,21 @@ def cuts_of(messages: list[ChatMessage], items_before: list[int]) -> tuple[Cut, 
     return tuple(cuts)
 
 
-def fitted(request: ConversationRequest, encode: Callable[[ConversationRequest], T]) -> T:
-    """Return what `encode` makes of as much of the conversation as fits. `encode` raises `ContextTooLong` for what does not.
+def fitted(request: ConversationRequest, encode: Callable[[ConversationRequest, int], T], spare: int) -> T:
+    """Return what `encode` makes of as much of the conversation as fits beside `spare` tokens: all, or fewer turns.
 
-    Encodes O(log turns) times. Raises `ContextTooLong` where even the newest turn is too long.
+    `encode`: (request, spare); raises `ContextTooLong` for what does not fit. It is called O(log turns) times. The newest turn needs
+    no spare tokens; raises `ContextTooLong` where even that is too long.
     """
     try:
-        return encode(request.begun_at(0))
+        return encode(request.begun_at(0), spare)
     except ContextTooLong:
         low, high = 0, len(request.cuts) - 1
-    best = encode(request.begun_at(request.cuts[high].start))
+    best = encode(request.begun_at(request.cuts[high].start), 0)
     while low < high:
         middle = (low + high) // 2
         try:
-            best = encode(request.begun_at(request.cuts[middle].start))
+            best = encode(request.begun_at(request.cuts[middle].start), spare)
         except ContextTooLong:
             low = middle + 1
         else:

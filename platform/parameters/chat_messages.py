@@ -92,42 +92,49 @@ class RefusalPart(RequestObject):
     refusal: Annotated[str, AnyText()]
 
 
-class _Content(Kind):
-    """Text, or text parts, which are joined."""
+@dataclass(frozen=True)
+class Content(Kind):
+    """Text, or at least `least` text parts, which are joined. `part`: the model of a part, which has one of `types`."""
 
-    allowed = f"a string or a list of 1..{MAX_PARTS} text parts"
+    part: type[TextPart] = TextPart
+    types: tuple[str, ...] = ("text",)
+    least: int = 1
+
+    @property
+    def allowed(self) -> str:
+        return f"a string or a list of {self.least}..{MAX_PARTS} text parts"
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        part = core_schema.union_schema([handler.generate_schema(each) for each in (TextPart, RefusalPart)])
-        parts = bounded_list(
-            core_schema.no_info_plain_validator_function(_read_part), 1, MAX_PARTS, self.allowed
-        )
-        listed = core_schema.list_schema(part, min_length=1, max_length=MAX_PARTS)
+        part = core_schema.union_schema([handler.generate_schema(each) for each in (self.part, RefusalPart)])
+        read = core_schema.no_info_plain_validator_function(self._read_part)
+        parts = bounded_list(read, self.least, MAX_PARTS, self.allowed)
+        listed = core_schema.list_schema(part, min_length=self.least, max_length=MAX_PARTS)
         return core_schema.no_info_wrap_validator_function(
             _read_content,
             parts,
             json_schema_input_schema=core_schema.union_schema([core_schema.str_schema(), listed]),
         )
 
+    def _read_part(self, value: object) -> str:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(value, dict) or not isinstance(kind, str):
+            raise refused(f"an object {self.part.allowed}", value)
+        if kind == "refusal":
+            RefusalPart.check(value)
+            return ""
+        if kind not in self.types:
+            raise PydanticCustomError(
+                UNSUPPORTED, f"is a part of type {kind[:64]!r}; only text is supported."
+            )
+        text = value.get("text")
+        if len(value) == 2 and isinstance(text, str):
+            # As the model has it, at less than a tenth of the time: a body may have 40,000 parts.
+            return text
+        return self.part.check(value).text
+
 
 def _read_content(value: object, read_parts: ValidatorFunctionWrapHandler) -> str:
     return value if isinstance(value, str) else "".join(read_parts(value))
-
-
-def _read_part(value: object) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if not isinstance(value, dict) or not isinstance(kind, str):
-        raise refused(f"an object {_PART}", value)
-    if kind == "refusal":
-        RefusalPart.check(value)
-        return ""
-    if kind != "text":
-        raise PydanticCustomError(UNSUPPORTED, f"is a part of type {kind[:64]!r}; only text is supported.")
-    text = value.get("text")
-    if len(value) == 2 and isinstance(text, str):
-        # As the model has it, at less than a tenth of the time: a body may have 40,000 parts.
-        return text
-    return TextPart.check(value).text
 
 
 class MessageFunction(RequestObject):
@@ -168,7 +175,7 @@ class _Message(RequestObject):
         {"annotations", "parsed", "provider_specific_fields", "cache_control"}
     )
     role: Annotated[str, Choice(ROLES)]
-    content: Annotated[str, _Content()]
+    content: Annotated[str, Content()]
     name: Annotated[str | None, _SHORT] = None
     tool_calls: Annotated[Sequence[MessageToolCall], _OtherRole("assistant")] = ()
     tool_call_id: Annotated[str | None, _OtherRole("tool")] = None
@@ -195,7 +202,7 @@ class AssistantMessage(_Message):
     dropped: ClassVar[frozenset[str]] = _Message.dropped | {
         *("refusal", "reasoning_details", "thinking_blocks", "images")
     }
-    content: Annotated[str, _Content()] = ""
+    content: Annotated[str, Content()] = ""
     tool_calls: Annotated[Sequence[MessageToolCall], _CALLS] = ()
     reasoning_content: Annotated[str, AnyText()] = ""
     reasoning: Annotated[str, AnyText()] = ""

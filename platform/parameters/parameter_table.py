@@ -1,4 +1,4 @@
-"""The closed table of request parameters, derived from the models of the request bodies: reading, and documentation.
+"""The closed table of request parameters, derived from the models of the request bodies, for their documentation.
 
 An unknown name is refused. Tests check every row at its bounds.
 """
@@ -6,7 +6,7 @@ An unknown name is refused. Tests check every row at its bounds.
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, overload
+from typing import Any, Final
 
 from pydantic.fields import FieldInfo
 
@@ -18,15 +18,11 @@ from loraplex.platform.parameters.request_models import (
     ModelRequest,
     TokenizeRequest,
 )
-from loraplex.platform.parameters.request_object import default_of, kind_of, read_object
+from loraplex.platform.parameters.request_object import default_of, kind_of
 from loraplex.platform.parameters.responses_request import InputTokensRequest, ResponsesRequest
 from loraplex.platform.parameters.value_types import Kind
 
-Endpoint: TypeAlias = Literal[
-    "chat", "completions", "responses", "input_tokens", "tokenize", "detokenize", "messages", "count_tokens"
-]
-
-MODELS: Final[Mapping[Endpoint, type[ModelRequest]]] = {
+MODELS: Final[Mapping[str, type[ModelRequest]]] = {
     "chat": ChatRequest,
     "completions": CompletionRequest,
     "responses": ResponsesRequest,
@@ -40,40 +36,19 @@ MODELS: Final[Mapping[Endpoint, type[ModelRequest]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One row: a parameter of the endpoints whose models have the field with the same type, default and meaning."""
+    """One row: a parameter of the endpoints (keys of `MODELS`) whose models have the field with the same type, default and meaning."""
 
     name: str
     kind: Kind
-    endpoints: frozenset[Endpoint]
+    endpoints: frozenset[str]
     meaning: str
     default: Any
-    required: frozenset[Endpoint]
-
-
-@overload
-def read_parameters(endpoint: Literal["chat"], body: Mapping[str, object]) -> ChatRequest: ...
-@overload
-def read_parameters(endpoint: Literal["completions"], body: Mapping[str, object]) -> CompletionRequest: ...
-@overload
-def read_parameters(endpoint: Literal["responses"], body: Mapping[str, object]) -> ResponsesRequest: ...
-@overload
-def read_parameters(endpoint: Literal["input_tokens"], body: Mapping[str, object]) -> InputTokensRequest: ...
-@overload
-def read_parameters(endpoint: Literal["tokenize"], body: Mapping[str, object]) -> TokenizeRequest: ...
-@overload
-def read_parameters(endpoint: Literal["detokenize"], body: Mapping[str, object]) -> DetokenizeRequest: ...
-@overload
-def read_parameters(endpoint: Literal["messages"], body: Mapping[str, object]) -> MessagesRequest: ...
-@overload
-def read_parameters(endpoint: Literal["count_tokens"], body: Mapping[str, object]) -> CountTokensRequest: ...
-def read_parameters(endpoint: Endpoint, body: Mapping[str, object]) -> ModelRequest:
-    """Return every parameter of the endpoint with its checked value or default. Raises `InvalidParameter`."""
-    return read_object(MODELS[endpoint], body)
+    required: frozenset[str]
 
 
 def _rows() -> tuple[Parameter, ...]:
     """Merge the fields of the models: those of one name, type and meaning are one row. Required ones come first."""
-    fields: defaultdict[tuple[str, Kind, str], dict[Endpoint, FieldInfo]] = defaultdict(dict)
+    fields: defaultdict[tuple[str, Kind, str], dict[str, FieldInfo]] = defaultdict(dict)
     for endpoint, model in MODELS.items():
         for name, field in model.model_fields.items():
             fields[name, kind_of(field), field.description or ""][endpoint] = field

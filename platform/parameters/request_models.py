@@ -110,6 +110,8 @@ class PromptCacheOptions(RequestObject):
     allowed: ClassVar[str] = 'an object with `mode` ("implicit", "explicit") and `ttl` (such as "30m")'
     mode: Annotated[str | None, Choice(("implicit", "explicit"))] = None
     ttl: Annotated[str | None, Text(16)] = None
+    prewarm: Annotated[None, Refused("nothing is computed before a request", (False,))] = None
+    comparison_response_id: Annotated[None, Refused("responses are not stored")] = None
 
 
 _CACHE: Final = ObjectOf(PromptCacheOptions)

@@ -12,7 +12,7 @@ from pydantic import GetCoreSchemaHandler, ValidatorFunctionWrapHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.parameters.chat_messages import MAX_PARTS, RefusalPart, ToolCall
+from loraplex.platform.parameters.chat_messages import Content, TextPart, ToolCall
 from loraplex.platform.parameters.request_object import RequestObject
 from loraplex.platform.parameters.responses_tools import ToolName
 from loraplex.platform.parameters.value_errors import UNSUPPORTED, refused
@@ -30,7 +30,7 @@ ROLES: Final = ("user", "assistant", "system", "developer")
 MAX_ITEMS: Final = 8192
 MAX_THOUGHTS: Final = 128
 _SHORT: Final = Text(max_bytes=256)
-_PART: Final = '{"type": "input_text" or "output_text", "text": …}'
+_TEXTS: Final = ("input_text", "output_text")
 _THOUGHT: Final = '{"type": "reasoning_text", "text": …}'
 _ITEM: Final = (
     "a message with `role` and `content`, or an item of type function_call, function_call_output, "
@@ -43,50 +43,15 @@ class _Item(RequestObject):
     dropped: ClassVar[frozenset[str]] = frozenset({"id", "status", "phase", "caller", "async", "created_by"})
 
 
-class ItemTextPart(RequestObject):
-    """A part of a message or a result. Other types of parts are not supported."""
+class ItemTextPart(TextPart):
+    """A part of a message or a result."""
 
-    allowed: ClassVar[str] = _PART
-    dropped: ClassVar[frozenset[str]] = frozenset(
-        {"annotations", "logprobs", "parsed", "prompt_cache_breakpoint", "cache_control"}
-    )
-    type: Annotated[str, Choice(("input_text", "output_text"))]
-    text: Annotated[str, AnyText()]
+    allowed: ClassVar[str] = '{"type": "input_text" or "output_text", "text": …}'
+    dropped: ClassVar[frozenset[str]] = TextPart.dropped | {"logprobs", "parsed"}
+    type: Annotated[str, Choice(_TEXTS)]
 
 
-class _Content(Kind):
-    """Text, or text parts, which are joined."""
-
-    allowed = f"a string or a list of up to {MAX_PARTS} text parts"
-
-    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        part = core_schema.union_schema(
-            [handler.generate_schema(each) for each in (ItemTextPart, RefusalPart)]
-        )
-        read = core_schema.no_info_plain_validator_function(_read_part, json_schema_input_schema=part)
-        parts = bounded_list(read, 0, MAX_PARTS, self.allowed)
-        documented = core_schema.list_schema(part, max_length=MAX_PARTS)
-        return core_schema.no_info_wrap_validator_function(
-            _read_content,
-            parts,
-            json_schema_input_schema=core_schema.union_schema([core_schema.str_schema(), documented]),
-        )
-
-
-def _read_content(value: object, read_parts: ValidatorFunctionWrapHandler) -> str:
-    return value if isinstance(value, str) else "".join(read_parts(value))
-
-
-def _read_part(value: object) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if not isinstance(kind, str):
-        raise refused(f"an object {_PART}", value)
-    if kind == "refusal":
-        RefusalPart.check(value)
-        return ""
-    if kind not in ("input_text", "output_text"):
-        raise PydanticCustomError(UNSUPPORTED, f"is a part of type {kind[:64]!r}; only text is supported.")
-    return ItemTextPart.check(value).text
+_CONTENT: Final = Content(ItemTextPart, _TEXTS, least=0)
 
 
 class MessageItem(_Item):
@@ -95,7 +60,7 @@ class MessageItem(_Item):
     allowed: ClassVar[str] = '{"type"?: "message", role, content}'
     type: Annotated[str, Choice(("message",))] = "message"
     role: Annotated[str, Choice(ROLES)]
-    content: Annotated[str, _Content()]
+    content: Annotated[str, _CONTENT]
 
 
 class _CallItem(_Item):
@@ -139,7 +104,7 @@ class CallOutputItem(_Item):
     dropped: ClassVar[frozenset[str]] = _Item.dropped | {"name", "namespace"}
     type: Annotated[str, Choice(("function_call_output", "custom_tool_call_output"))]
     call_id: Annotated[str, _SHORT]
-    output: Annotated[str, _Content()]
+    output: Annotated[str, _CONTENT]
 
 
 class ThoughtPart(RequestObject):

@@ -1,11 +1,8 @@
 """The bodies of `/v1/responses` and `/v1/responses/input_tokens` (OpenAI Responses API, without what needs stored responses)."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import Field, GetCoreSchemaHandler, ModelWrapValidatorHandler, PrivateAttr, model_validator
-from pydantic_core import CoreSchema, core_schema
+from pydantic import Field, model_validator
 
 from loraplex.engine.sampling_params import MAX_TOP_LOGPROBS
 from loraplex.grammar.constraints import JsonObject, JsonSchema, OutputFormat
@@ -21,18 +18,17 @@ from loraplex.platform.parameters.request_object import ObjectOf, RequestObject
 from loraplex.platform.parameters.response_format import NamedSchema
 from loraplex.platform.parameters.responses_input import InputItem, InputItems
 from loraplex.platform.parameters.responses_tools import (
+    OneOf,
+    ResponseToolChoice,
     ResponseToolChoices,
     ResponseTools,
-    ToolSelection,
     ToolSet,
 )
-from loraplex.platform.parameters.value_errors import refused
 from loraplex.platform.parameters.value_types import (
     AnyText,
     Boolean,
     Choice,
     Integer,
-    Kind,
     ListOf,
     Metadata,
     Refused,
@@ -45,6 +41,7 @@ _INCLUDABLE: Final = Choice((INCLUDE_SEAL, INCLUDE_LOGPROBS))
 _FORMAT: Final = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", name, schema, description?, strict?}'
 _STORED: Final = "responses are not stored; send the items of the conversation in `input`"
 _NOT_OFFERED: Final = "not offered"
+_INPUT: Final = "the conversation so far"
 _CLIENT: Final = Metadata(64, Text(256), Text(16_384, min_bytes=0))
 _COUNT: Final = Integer(1, MAX_TOKENS)
 
@@ -55,6 +52,10 @@ class TextFormatObject(RequestObject):
     allowed: ClassVar[str] = _FORMAT
     type: Annotated[str, Choice(("text", "json_object"))]
 
+    def output_format(self) -> OutputFormat | None:
+        """Return the constraint of the output; plain text is None."""
+        return JsonObject() if self.type == "json_object" else None
+
 
 class TextSchemaObject(NamedSchema):
     """A JSON value that satisfies a schema."""
@@ -62,32 +63,22 @@ class TextSchemaObject(NamedSchema):
     allowed: ClassVar[str] = _FORMAT
     type: Annotated[str, Choice(("json_schema",))]
 
+    def output_format(self) -> OutputFormat:
+        """Return the constraint of the output."""
+        return JsonSchema(self.json_schema, self.strict, "text.format.schema")
 
-@dataclass(frozen=True)
-class TextFormats(Kind):
-    """The type of `text.format`. Plain text is None."""
 
-    allowed = _FORMAT
-
-    def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        models = (TextFormatObject, TextSchemaObject)
-        documented = core_schema.union_schema([handler.generate_schema(each) for each in models])
-        return core_schema.no_info_plain_validator_function(self._read, json_schema_input_schema=documented)
-
-    def _read(self, value: object) -> OutputFormat | None:
-        if isinstance(value, dict) and value.get("type") == "json_schema":
-            wanted = TextSchemaObject.check(value)
-            return JsonSchema(wanted.json_schema, wanted.strict, "text.format.schema")
-        if not isinstance(value, dict) or value.get("type") not in ("text", "json_object"):
-            raise refused(self.allowed, value)
-        return JsonObject() if TextFormatObject.check(value).type == "json_object" else None
+TEXT_FORMATS: Final = OneOf(
+    {"text": TextFormatObject, "json_object": TextFormatObject, "json_schema": TextSchemaObject}
+)
+_PLAIN: Final = TextFormatObject(type="text")
 
 
 class TextOptions(RequestObject):
     """What the text is like. `verbosity` is accepted and not used."""
 
     allowed: ClassVar[str] = 'an object with `format` and `verbosity` ("low", "medium", "high")'
-    format: Annotated[OutputFormat | None, TextFormats()] = None
+    format: Annotated[TextFormatObject | TextSchemaObject, TEXT_FORMATS] = _PLAIN
     verbosity: Annotated[str | None, Choice(("low", "medium", "high"))] = None
 
 
@@ -98,6 +89,7 @@ class ReasoningOptions(RequestObject):
     """
 
     allowed: ClassVar[str] = "an object with `effort`, `summary` and `context`"
+    mode: Annotated[None, Refused("there is one mode", ("standard",))] = None
     effort: Annotated[str | None, Choice(EFFORTS)] = None
     summary: Annotated[str | None, Choice(("auto", "concise", "detailed"))] = None
     generate_summary: Annotated[str | None, Choice(("auto", "concise", "detailed"))] = None
@@ -107,13 +99,15 @@ class ReasoningOptions(RequestObject):
 class InputTokensRequest(ModelRequest):
     """The body of `/v1/responses/input_tokens`."""
 
-    input: Annotated[tuple[InputItem, ...], InputItems()] = Field(description="the conversation so far")
+    input: Annotated[tuple[InputItem, ...], InputItems()] = Field(
+        (), description=f"{_INPUT}; optional with `instructions`"
+    )
     instructions: Annotated[str | None, AnyText()] = Field(
         None, description="text of the system, before the conversation"
     )
     tools: Annotated[ToolSet, ResponseTools()] = Field(ToolSet(), description="tools the model may call")
-    tool_choice: Annotated[ToolSelection, ResponseToolChoices()] = Field(
-        ToolSelection("auto"), description="which of the tools; a named one is called once"
+    tool_choice: Annotated[ResponseToolChoice, ResponseToolChoices()] = Field(
+        "auto", description="which of the tools; a named one is called once"
     )
     parallel_tool_calls: Annotated[bool, Boolean()] = Field(True, description="false: one call per response")
     text: Annotated[TextOptions, ObjectOf(TextOptions)] = Field(
@@ -127,13 +121,13 @@ class InputTokensRequest(ModelRequest):
     )
     previous_response_id: Annotated[None, Refused(_STORED)] = Field(None, description=_NOT_OFFERED)
     conversation: Annotated[None, Refused(_STORED)] = Field(None, description=_NOT_OFFERED)
+    personality: Annotated[None, Refused("use `instructions`")] = Field(None, description=_NOT_OFFERED)
 
 
 class ResponsesRequest(InputTokensRequest, CommonRequest):
     """The body of `/v1/responses`."""
 
-    _given: Mapping[str, Any] = PrivateAttr()
-
+    input: Annotated[tuple[InputItem, ...], InputItems()] = Field(description=_INPUT)
     max_output_tokens: Annotated[int | None, _COUNT] = Field(
         None, description="most tokens, those of thought included; default `default_max_tokens`"
     )
@@ -164,18 +158,6 @@ class ResponsesRequest(InputTokensRequest, CommonRequest):
     moderation: Annotated[None, Refused("this server only generates text")] = Field(
         None, description=_NOT_OFFERED
     )
-
-    @property
-    def given(self) -> Mapping[str, Any]:
-        """The parameters as they were given, which a response repeats."""
-        return self._given
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _keep_given(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
-        body = read(value)
-        body._given = value
-        return body
 
     @property
     def scores_tokens(self) -> bool:

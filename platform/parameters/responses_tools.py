@@ -5,7 +5,7 @@ Invariant: every tool that may be called has a name of its own for the model, fr
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import GetCoreSchemaHandler
@@ -15,28 +15,25 @@ from loraplex.grammar.constraints import ContextFreeGrammar, Regex, Tool
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.parameters.request_object import RequestObject
 from loraplex.platform.parameters.response_format import BOUNDS
-from loraplex.platform.parameters.tools import DESCRIPTION, MAX_TOOLS, Mode
+from loraplex.platform.parameters.tools import DESCRIPTION, MAX_TOOLS, FunctionDefinition, Mode
 from loraplex.platform.parameters.unsupported_tools import MAX_TYPE, HostTool
 from loraplex.platform.parameters.value_errors import refused
 from loraplex.platform.parameters.value_types import (
     MAX_IDENTIFIER,
-    Boolean,
     Choice,
     Identifier,
-    JsonSchemaObject,
     Kind,
     ListOf,
     Text,
     bounded_list,
 )
 
-ToolKind: TypeAlias = Literal["function", "custom", "namespace"]
-
 _DIGEST: Final = 8
 _FUNCTION: Final = '{"type": "function", name, description?, parameters?, strict?}'
 _CUSTOM: Final = '{"type": "custom", name, description?, format?}'
 _FORMAT: Final = '{"type": "text"} or {"type": "grammar", "syntax": "lark" or "regex", "definition": …}'
 _NAMESPACE: Final = '{"type": "namespace", name, description?, tools}'
+_ONE: Final = '{"type": "function" or "custom", "name": …, "namespace"?: …}'
 _NAMED: Final = '{"type": "function", "custom" or "namespace", "name": …, "namespace"?: …}'
 _ALLOWED: Final = '{"type": "allowed_tools", "mode": "auto" or "required", "tools": [' + _NAMED + ", …]}"
 _INPUT: Final[dict[str, Any]] = {
@@ -53,9 +50,9 @@ _HOSTED: Final = core_schema.typed_dict_schema(
 
 @dataclass(frozen=True, slots=True)
 class ToolName:
-    """A tool as the client knows it; of kind `namespace`, all tools of one."""
+    """A tool as the client knows it."""
 
-    kind: ToolKind
+    kind: Literal["function", "custom"]
     name: str
     namespace: str | None = None
 
@@ -71,21 +68,14 @@ class ToolName:
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """`names`: what the client calls each of `tools`, by the model's name. `hosted`: tools of a host, with their places in the body."""
+    """`names`: what the client calls each of `tools`, by the model's name. `hosted`: tools of a host, with their places in the body.
+    `offered`: all others as they were read.
+    """
 
     tools: tuple[Tool, ...] = ()
     names: Mapping[str, ToolName] = field(default_factory=dict)
     hosted: tuple[tuple[str, HostTool], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSelection:
-    """`names`: the tools that may be called, None for all. `single`: only one call is allowed. `hosted`: as in `ToolSet`."""
-
-    mode: Mode
-    names: tuple[ToolName, ...] | None = None
-    single: bool = False
-    hosted: tuple[tuple[str, HostTool], ...] = ()
+    offered: "Sequence[Member | Namespace]" = ()
 
 
 class _Offered(RequestObject):
@@ -97,20 +87,11 @@ class _Offered(RequestObject):
     description: Annotated[str, DESCRIPTION] = ""
 
 
-class ResponseFunction(_Offered):
-    """A function that the client carries out. `parameters` is the JSON schema of its arguments; without one it takes none."""
+class ResponseFunction(_Offered, FunctionDefinition):
+    """A function that the client carries out."""
 
     allowed: ClassVar[str] = _FUNCTION
     type: Annotated[Literal["function"], Choice(("function",))]
-    parameters: Annotated[dict[str, Any] | None, JsonSchemaObject()] = None
-    strict: Annotated[bool, Boolean()] = False
-
-    def tool(self, name: str, place: str) -> Tool:
-        """Return the tool that the model calls by `name`. `place`: its path in the body."""
-        parameters = self.parameters
-        if parameters is None:
-            parameters = {"type": "object", "properties": {}, "additionalProperties": False}
-        return Tool(name, self.description, parameters, self.strict, f"{place}.parameters")
 
 
 class InputFormat(RequestObject):
@@ -152,8 +133,8 @@ Member: TypeAlias = ResponseFunction | CustomTool
 
 
 @dataclass(frozen=True)
-class _OneTool(Kind):
-    """A tool of these models, by their types; with `hosted`, also one that a host runs."""
+class OneOf(Kind):
+    """An object of one of these models, by their types; with `hosted`, also a tool that a host runs."""
 
     models: Mapping[str, type[RequestObject]]
     hosted: bool = False
@@ -178,7 +159,7 @@ class _OneTool(Kind):
 
 
 _MEMBERS: Final[Mapping[str, type[RequestObject]]] = {"function": ResponseFunction, "custom": CustomTool}
-_MEMBER_LIST: Final = ListOf(_OneTool(_MEMBERS), 1, MAX_TOOLS, "functions or custom tools")
+_MEMBER_LIST: Final = ListOf(OneOf(_MEMBERS), 1, MAX_TOOLS, "functions or custom tools")
 
 
 class Namespace(_Offered):
@@ -199,22 +180,22 @@ class ResponseTools(Kind):
     )
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        tool = _OneTool({**_MEMBERS, "namespace": Namespace}, hosted=True)
+        tool = OneOf({**_MEMBERS, "namespace": Namespace}, hosted=True)
         tools = bounded_list(tool.schema(handler), 0, MAX_TOOLS, self.allowed)
         return core_schema.no_info_after_validator_function(self._tool_set, tools)
 
     def _tool_set(self, offered: list[Member | Namespace | HostTool]) -> ToolSet:
         tools: dict[str, Tool] = {}
         names: dict[str, ToolName] = {}
-        for place, name, each in _flattened(offered):
-            call_name = name.call_name
-            if call_name in names:
+        for place, name, tool in _flattened(offered):
+            if tool.name in names:
                 where = f"{place}.name"
-                raise InvalidParameter(f"`{where}` makes {call_name!r}, the name of an earlier tool.", where)
-            tools[call_name], names[call_name] = each.tool(call_name, place), name
+                raise InvalidParameter(f"`{where}` makes {tool.name!r}, the name of an earlier tool.", where)
+            tools[tool.name], names[tool.name] = tool, name
         if len(tools) > MAX_TOOLS:
             raise refused(self.allowed, [*tools])
-        return ToolSet(tuple(tools.values()), names, hosted_of(offered, "tools"))
+        own = [each for each in offered if not isinstance(each, HostTool)]
+        return ToolSet(tuple(tools.values()), names, hosted_of(offered, "tools"), own)
 
 
 def hosted_of(tools: Sequence[object], place: str) -> tuple[tuple[str, HostTool], ...]:
@@ -222,31 +203,43 @@ def hosted_of(tools: Sequence[object], place: str) -> tuple[tuple[str, HostTool]
     return tuple((f"{place}[{i}]", each) for i, each in enumerate(tools) if isinstance(each, HostTool))
 
 
-def _flattened(offered: list[Member | Namespace | HostTool]) -> Iterator[tuple[str, ToolName, Member]]:
-    """Yield (path in the body, name, tool) of all tools that may be called."""
+def _flattened(offered: list[Member | Namespace | HostTool]) -> Iterator[tuple[str, ToolName, Tool]]:
+    """Yield (path in the body, name, tool) of all tools that may be called. A namespace's description stands before each member's."""
     for index, each in enumerate(offered):
         place = f"tools[{index}]"
         if isinstance(each, Namespace):
-            for inner, tool in enumerate(each.tools):
-                yield f"{place}.tools[{inner}]", ToolName(tool.type, tool.name, each.name), tool
+            for inner, member in enumerate(each.tools):
+                name, inside = ToolName(member.type, member.name, each.name), f"{place}.tools[{inner}]"
+                tool = member.tool(name.call_name, inside)
+                about = "\n\n".join(filter(None, (each.description, tool.description)))
+                yield inside, name, replace(tool, description=about)
         elif not isinstance(each, HostTool):
-            yield place, ToolName(each.type, each.name), each
+            name = ToolName(each.type, each.name)
+            yield place, name, each.tool(name.call_name, place)
 
 
 class ChosenTool(RequestObject):
-    """One of `tools`, or of the tools of a namespace, or all tools of one."""
+    """One of `tools`, or of the tools of a namespace; in a list also all tools of one."""
 
     allowed: ClassVar[str] = _NAMED
-    type: Annotated[ToolKind, Choice(("function", "custom", "namespace"))]
+    type: Annotated[Literal["function", "custom", "namespace"], Choice(("function", "custom", "namespace"))]
     name: Annotated[str, Identifier()]
     namespace: Annotated[str | None, Identifier()] = None
 
-    def tool_name(self) -> ToolName:
-        """Return the name as the rest of the gateway knows it."""
-        return ToolName(self.type, self.name, self.namespace)
+    def among(self, offered: ToolSet) -> list[str]:
+        """Return the model's names of what is chosen. Raises `InvalidParameter` where nothing is."""
+        if self.type == "namespace":
+            names = [call_name for call_name, name in offered.names.items() if name.namespace == self.name]
+        else:
+            name = ToolName(self.type, self.name, self.namespace)
+            names = [name.call_name] if offered.names.get(name.call_name) == name else []
+        if not names:
+            message = f"`tool_choice` names the {self.type} {self.name!r}, which is not in `tools`."
+            raise InvalidParameter(message, param="tool_choice")
+        return names
 
 
-_CHOSEN: Final = _OneTool(dict.fromkeys(("function", "custom", "namespace"), ChosenTool), hosted=True)
+_CHOSEN: Final = OneOf(dict.fromkeys(("function", "custom", "namespace"), ChosenTool), hosted=True)
 
 
 class ChosenTools(RequestObject):
@@ -258,28 +251,27 @@ class ChosenTools(RequestObject):
     tools: Annotated[list[ChosenTool | HostTool], ListOf(_CHOSEN, 1, MAX_TOOLS, f"objects {_NAMED}")]
 
 
+_CHOICE: Final = OneOf(
+    {"function": ChosenTool, "custom": ChosenTool, "allowed_tools": ChosenTools}, hosted=True
+)
+ResponseToolChoice: TypeAlias = Mode | ChosenTool | ChosenTools | HostTool
+
+
 @dataclass(frozen=True)
 class ResponseToolChoices(Kind):
     """The type of `tool_choice`."""
 
-    allowed = f'"none", "auto", "required", {_NAMED} or {_ALLOWED} with 1..{MAX_TOOLS} tools'
+    allowed = f'"none", "auto", "required", {_ONE} or {_ALLOWED} with 1..{MAX_TOOLS} tools'
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
         modes = core_schema.literal_schema(["none", "auto", "required"])
-        models = [handler.generate_schema(each) for each in (ChosenTool, ChosenTools)]
-        documented = core_schema.union_schema([modes, *models, _HOSTED])
+        documented = core_schema.union_schema([modes, _CHOICE.schema(handler)])
         return core_schema.no_info_plain_validator_function(self._read, json_schema_input_schema=documented)
 
-    def _read(self, value: object) -> ToolSelection:
+    def _read(self, value: object) -> ResponseToolChoice:
         if value == "none" or value == "auto" or value == "required":
-            return ToolSelection(value)
-        if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+            return value
+        if not isinstance(value, dict) or value.get("type") == "namespace":
             raise refused(self.allowed, value)
-        if value["type"] == "allowed_tools":
-            choice = ChosenTools.check(value)
-            names = tuple(each.tool_name() for each in choice.tools if isinstance(each, ChosenTool))
-            return ToolSelection(choice.mode, names, hosted=hosted_of(choice.tools, "tool_choice.tools"))
-        chosen = _CHOSEN.read(value)
-        if isinstance(chosen, HostTool):
-            return ToolSelection("required", (), hosted=(("tool_choice", chosen),))
-        return ToolSelection("required", (chosen.tool_name(),), single=chosen.type != "namespace")
+        chosen: ChosenTool | ChosenTools | HostTool = _CHOICE.read(value)
+        return chosen

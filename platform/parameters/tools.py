@@ -53,6 +53,13 @@ class FunctionDefinition(RequestObject):
     parameters: Annotated[dict[str, Any] | None, JsonSchemaObject()] = None
     strict: Annotated[bool, Boolean()] = False
 
+    def tool(self, name: str, place: str) -> Tool:
+        """Return the tool that the model calls by `name`. `place`: its path in the body."""
+        parameters = self.parameters
+        if parameters is None:
+            parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+        return Tool(name, self.description, parameters, self.strict, f"{place}.parameters")
+
 
 class ToolDefinition(RequestObject):
     """A tool that the model may call."""
@@ -134,16 +141,9 @@ class ToolChoices(Kind):
 def _read_tools(definitions: list[ToolDefinition]) -> tuple[Tool, ...]:
     tools: dict[str, Tool] = {}
     for index, each in enumerate(definitions):
-        tool = _tool(each.function, f"tools[{index}].function")
+        tool = each.function.tool(each.function.name, f"tools[{index}].function")
         if tool.name in tools:
             where = f"tools[{index}].function.name"
             raise InvalidParameter(f"`{where}` is {tool.name!r}, the name of an earlier tool.", param=where)
         tools[tool.name] = tool
     return tuple(tools.values())
-
-
-def _tool(function: FunctionDefinition, path: str) -> Tool:
-    parameters = function.parameters
-    if parameters is None:
-        parameters = {"type": "object", "properties": {}, "additionalProperties": False}
-    return Tool(function.name, function.description, parameters, function.strict, f"{path}.parameters")

@@ -19,7 +19,13 @@ from starlette.responses import Response
 from loraplex.engine.errors import ServerShuttingDown
 from loraplex.grammar.errors import GrammarRefused
 from loraplex.platform.auth.authenticator import Authenticator, Caller
-from loraplex.platform.errors import ClientGone, EngineFailed, InvalidParameter, describe
+from loraplex.platform.errors import (
+    ClientGone,
+    EngineFailed,
+    InvalidParameter,
+    UnknownParameter,
+    describe,
+)
 from loraplex.platform.inference.admission import RequestContext
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.generation import Generation
@@ -34,8 +40,9 @@ from loraplex.platform.observability.request_record import (
     note_authentication,
     request_record_of,
 )
-from loraplex.platform.parameters.request_models import GenerationBody, ModelRequest
-from loraplex.platform.parameters.request_object import read_reporting
+from loraplex.platform.parameters.request_models import ChatRequest, GenerationBody, ModelRequest
+from loraplex.platform.parameters.request_object import UnknownNames, read_reporting
+from loraplex.platform.parameters.request_object import read_object as read_checked
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 from loraplex.platform.web.request_timeout import deadline_of
 from loraplex.platform.web.transport.body_budget import BodyLease, body_lease
@@ -152,6 +159,7 @@ class InferencePlane:
             confirm_caller=self._confirm,
             headers=response_headers_of(request.scope),
             record=request_record_of(request.scope),
+            names=dialect.names,
         )
         health = self.dependencies.health
         try:
@@ -167,32 +175,58 @@ class InferencePlane:
                 async with self.transactions.slot(caller.tenant_id):
                     await context.confirm()
             self._count_refusal(context, error, row.code)
-            if isinstance(error, InvalidParameter | GrammarRefused) and error.param is not None:
+            if isinstance(error, InvalidParameter | GrammarRefused):
                 rename_parameter(error, dialect.names)
             raise
 
     async def _generate(self, request: Request, context: RequestContext, dialect: Dialect[BodyT]) -> Response:
+        of_dialect = self._dialect_context(request, context.caller)
+
+        # Where the body is parsed, off the event loop if it is large: a conversation takes time of the same order.
+        def read(given: dict[str, Any]) -> tuple[GenerationBody, UnknownNames | None, DialectResponse]:
+            body, unknown = read_reporting(dialect.body, given)
+            return dialect.read(body, of_dialect), unknown, dialect.respond(body, of_dialect)
+
         with body_lease(request) as lease:
-            read = partial(read_reporting, dialect.body)
-            body, context.unknown = await self.read_body(request, context.caller, read, lease)
-            of_dialect = self.dialect_context(request, context.caller)
-            values = dialect.read(body, of_dialect)
+            values, context.unknown, response = await self.read_body(request, context.caller, read, lease)
             if values.prompt_cache_key:
                 derive, tenant_id = self.dependencies.derive_key, context.caller.tenant_id
                 context.session = session_label(derive, tenant_id, values.prompt_cache_key)
-            response = dialect.respond(body, of_dialect)
             context.record.call = _call(dialect.operation, response.id, values)
             async with UnlessDisconnected(request.scope, request.receive):
                 generation = await self.pipeline.begin(context, values)
-                del body, values
+                del values
                 lease.release()
                 if not response.stream:
                     return json_response(await _collect(response, generation), generation.headers())
         stall_s = self.dependencies.config.reader_stall_s
         return EventStream(generation, response.chunks(generation), generation.headers(), stall_s)
 
-    def dialect_context(self, request: Request, caller: Caller) -> DialectContext:
-        """Return what a dialect needs besides the body."""
+    async def count(
+        self,
+        request: Request,
+        caller: Caller,
+        model: type[BodyT],
+        read: Callable[[BodyT, DialectContext], ChatRequest],
+        names: Mapping[str, str],
+    ) -> int:
+        """Return the tokens of the prompt, of any length, that `read` makes of a body of `model`. `names`: as in `Dialect`."""
+        context = self._dialect_context(request, caller)
+        try:
+            with body_lease(request) as lease:
+                values = await self.read_body(
+                    request, caller, lambda given: read(read_checked(model, given), context), lease
+                )
+                found = await self.read_model(request, caller, values.model)
+                values = values.with_defaults(found.defaults)
+                async with self.tokenizing.slot(caller.tenant_id):
+                    [ids] = await self.pipeline.prompt_ids(values, found, caller.tenant_id, only_counted=True)
+        except (InvalidParameter, GrammarRefused) as error:
+            rename_parameter(error, names)
+            raise
+        return len(ids)
+
+    def _dialect_context(self, request: Request, caller: Caller) -> DialectContext:
         return DialectContext(
             request_headers=request.headers,
             response_headers=response_headers_of(request.scope),
@@ -214,9 +248,9 @@ class InferencePlane:
 
 
 def rename_parameter(error: InvalidParameter | GrammarRefused, names: Mapping[str, str]) -> None:
-    """Let an error name its field as the dialect does, in its text too."""
+    """Let an error name its field as the dialect does, in its text too. An unknown name is the client's own."""
     inner = re.split(r"[.\[]", error.param or "", maxsplit=1)[0]
-    if inner in names:
+    if inner in names and not isinstance(error, UnknownParameter):
         outer = names[inner]
         error.args = (str(error).replace(f"`{inner}", f"`{outer}"), *error.args[1:])
         error.param = outer + (error.param or "").removeprefix(inner)

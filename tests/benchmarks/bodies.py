@@ -19,12 +19,12 @@ from typing import Any, Final
 
 import msgspec
 from tests.benchmarks.checkout import CHECKOUT
+from tests.platform.parameters.request_parts import read_parameters
 
 from loraplex.engine.messages import Delta, Finished, TokenLogprob, Usage
 from loraplex.grammar.parsing.deltas import ArgumentsDelta
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
-from loraplex.platform.parameters.parameter_table import read_parameters
 from loraplex.platform.web.inference_plane import json_response
 from loraplex.platform.web.openai.chat_responses import chat_chunks, collect_chat
 from loraplex.platform.web.openai.response_envelope import ResponseHead

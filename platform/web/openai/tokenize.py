@@ -1,14 +1,15 @@
 """`/v1/tokenize` and `/v1/detokenize`: what a text is in tokens, and tokens in text, without generating."""
 
 import asyncio
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from loraplex.platform.auth.authenticator import Caller
-from loraplex.platform.parameters.parameter_table import read_parameters
 from loraplex.platform.parameters.request_models import DetokenizeRequest, TokenizeRequest
+from loraplex.platform.parameters.request_object import read_object
 from loraplex.platform.web.inference_plane import json_response, plane_of, requires_inference
 from loraplex.platform.web.openai.openapi import body_schema
 from loraplex.platform.web.openai.response_models import DetokenizedText, TokenCount, encoded
@@ -26,7 +27,7 @@ router = APIRouter()
 async def tokenize(request: Request, caller: Authorized) -> Response:
     plane = plane_of(request)
     with body_lease(request) as lease:
-        values = await plane.read_body(request, caller, lambda body: read_parameters("tokenize", body), lease)
+        values = await plane.read_body(request, caller, partial(read_object, TokenizeRequest), lease)
         found = await plane.read_model(request, caller, values.model)
         async with plane.tokenizing.slot(caller.tenant_id):
             prompts = await plane.pipeline.prompt_ids(values, found, caller.tenant_id)
@@ -43,9 +44,7 @@ async def tokenize(request: Request, caller: Authorized) -> Response:
 async def detokenize(request: Request, caller: Authorized) -> Response:
     plane = plane_of(request)
     with body_lease(request) as lease:
-        values = await plane.read_body(
-            request, caller, lambda body: read_parameters("detokenize", body), lease
-        )
+        values = await plane.read_body(request, caller, partial(read_object, DetokenizeRequest), lease)
         await plane.read_model(request, caller, values.model)
         plane.pipeline.check_vocabulary(values.tokens, "tokens")
         async with plane.tokenizing.slot(caller.tenant_id):

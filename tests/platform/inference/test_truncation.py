@@ -47,25 +47,30 @@ def test_the_fewest_turns_are_left_out() -> None:
         told: list[int] = []
         sizes: list[int] = []
 
-        def encode(request: ConversationRequest, room: int = room, sizes: list[int] = sizes) -> int:
+        def encode(
+            request: ConversationRequest, spare: int, room: int = room, sizes: list[int] = sizes
+        ) -> int:
             sizes.append(len(request.messages))
-            if len(request.messages) > room:
+            if len(request.messages) + spare > room:
                 raise ContextTooLong("too long", "messages")
             return len(request.messages)
 
         cuts = tuple(Cut(1 + turn, turn) for turn in range(1, turns))
-        assert fitted(conversation(turns, cuts, told), encode) == min(turns + 1, room)
-        assert told == ([turns + 1 - room] if room < turns + 1 else [])
+        spare = seed.randint(0, 3)
+        # The newest turn, which is 2 messages with the instructions, needs no spare room.
+        fits = max(2, min(turns + 1, room - spare))
+        assert fitted(conversation(turns, cuts, told), encode, spare) == fits
+        assert told == ([turns + 1 - fits] if fits < turns + 1 else [])
         assert len(sizes) <= 2 + turns.bit_length()
 
 
 def test_the_newest_turn_is_never_cut() -> None:
-    def refuse(_: ConversationRequest) -> None:
+    def refuse(_: ConversationRequest, spare: int) -> None:
         raise ContextTooLong("too long", "messages")
 
     told: list[int] = []
     with pytest.raises(ContextTooLong):
-        fitted(conversation(3, (Cut(2, 1), Cut(3, 2)), told), refuse)
+        fitted(conversation(3, (Cut(2, 1), Cut(3, 2)), told), refuse, 0)
     assert told == []
 
 

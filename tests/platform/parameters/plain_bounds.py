@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from loraplex.platform.parameters.request_object import ObjectOf, kind_of
-from loraplex.platform.parameters.responses_request import TextFormats
+from loraplex.platform.parameters.responses_request import TEXT_FORMATS
 from loraplex.platform.parameters.value_types import (
     MAX_IDENTIFIER,
     AnyText,
@@ -47,7 +47,8 @@ def inside(kind: Kind) -> list[Any]:
         case Metadata(max_items, _, value):
             return [{f"{i:064}": "a" * value.max_bytes for i in range(max_items)}, {"a": ""}]
         case ObjectOf(model):
-            fields = {name: inside(kind_of(field))[0] for name, field in model.model_fields.items()}
+            first = {name: inside(kind_of(field))[:1] for name, field in model.model_fields.items()}
+            fields = {name: each for name, [*some] in first.items() for each in some}
             return [{}, fields, dict.fromkeys(fields)]
         case ListOf(Kind() as item, low, high):
             return [inside(item)[:1] * low, inside(item)[:1] * high]
@@ -61,7 +62,7 @@ def inside(kind: Kind) -> list[Any]:
             return ["a", "a" * MAX_IDENTIFIER, "_-Z9"]
         case AnyText():
             return ["", "a"]
-        case TextFormats():
+        case each if each is TEXT_FORMATS:
             named = {"type": "json_schema", "name": "n" * MAX_IDENTIFIER, "schema": {}}
             return [named, {"type": "text"}, {"type": "json_object"}]
     raise AssertionError(f"no bounds for {kind}")

@@ -4,12 +4,11 @@ import re
 
 import jsonschema_rs
 import pytest
-from tests.platform.parameters.request_parts import USER
+from tests.platform.parameters.request_parts import USER, read_parameters
 
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.errors import InvalidParameter, UnknownParameter
 from loraplex.platform.parameters.adapter_profile import DEFAULTABLE, profile_schema, read_profile_change
-from loraplex.platform.parameters.parameter_table import read_parameters
 from loraplex.tenants.models import REASONING_STYLES, TOOL_STYLES
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.platform.parameters.request_parts import CALL, USER
+from tests.platform.parameters.request_parts import CALL, USER, read_parameters
 
 from loraplex.platform.errors import (
     InvalidParameter,
@@ -12,7 +12,6 @@ from loraplex.platform.errors import (
     UnsupportedParameter,
 )
 from loraplex.platform.parameters.chat_messages import MAX_MESSAGES, Messages
-from loraplex.platform.parameters.parameter_table import read_parameters
 
 
 @pytest.mark.parametrize(

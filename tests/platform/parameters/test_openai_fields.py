@@ -9,10 +9,10 @@ from typing import Any, Final, Literal, TypeAlias, get_args, get_origin, get_typ
 import pytest
 from openai.types import chat, completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
-from tests.platform.parameters.request_parts import CALL, USER, tool
+from tests.platform.parameters.request_parts import CALL, USER, read_parameters, tool
 
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.parameters.parameter_table import PARAMETERS, read_parameters
+from loraplex.platform.parameters.parameter_table import PARAMETERS
 
 Decision: TypeAlias = Literal["used", "dropped", "refused"]
 
@@ -42,8 +42,8 @@ REFUSED: Final[dict[str, Any]] = {
     "suffix": "a",
     "web_search_options": {},
 }
-GenerationEndpoint: TypeAlias = Literal["chat", "completions"]
-USED: Final[dict[GenerationEndpoint, frozenset[str]]] = {
+Generationstr: TypeAlias = Literal["chat", "completions"]
+USED: Final[dict[Generationstr, frozenset[str]]] = {
     "chat": frozenset(
         ("frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens", "messages")
         + ("model", "n", "parallel_tool_calls", "presence_penalty", "reasoning_effort", "response_format")
@@ -57,15 +57,15 @@ USED: Final[dict[GenerationEndpoint, frozenset[str]]] = {
     ),
 }
 """`user` chooses the version where an alias splits; `echo` is in the table with what it may be."""
-BODIES: Final[dict[GenerationEndpoint, dict[str, Any]]] = {
+BODIES: Final[dict[Generationstr, dict[str, Any]]] = {
     "chat": {"model": "m", "messages": [USER]},
     "completions": {"model": "m", "prompt": "a"},
 }
-TYPES: Final[dict[GenerationEndpoint, Any]] = {"chat": CHAT, "completions": COMPLETION}
+TYPES: Final[dict[Generationstr, Any]] = {"chat": CHAT, "completions": COMPLETION}
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
-def test_every_parameter_has_a_decision(endpoint: GenerationEndpoint) -> None:
+def test_every_parameter_has_a_decision(endpoint: Generationstr) -> None:
     fields = get_type_hints(TYPES[endpoint]).keys()
     assert fields == USED[endpoint] | {name for name in UNUSED | REFUSED if name in fields}
     table = {row.name for row in PARAMETERS if endpoint in row.endpoints}

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.platform.parameters.request_parts import read_parameters
 
 from loraplex.grammar.constraints import (
     Choice,
@@ -15,7 +16,6 @@ from loraplex.grammar.constraints import (
 )
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.parameters.output_constraints import build_output_constraints
-from loraplex.platform.parameters.parameter_table import read_parameters
 
 USER: Any = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object"}

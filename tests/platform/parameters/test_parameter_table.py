@@ -8,7 +8,15 @@ import jsonschema_rs
 import pytest
 from tests.platform.parameters import message_bounds, nested_bounds, plain_bounds
 from tests.platform.parameters.nested_bounds import ITEMS, NestedKind, response_tools_inside
-from tests.platform.parameters.request_parts import CALL, NAMED, USER, allowed_tools, schema, tool
+from tests.platform.parameters.request_parts import (
+    CALL,
+    NAMED,
+    USER,
+    allowed_tools,
+    read_parameters,
+    schema,
+    tool,
+)
 
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.errors import (
@@ -19,23 +27,18 @@ from loraplex.platform.errors import (
 from loraplex.platform.parameters.parameter_table import (
     MODELS,
     PARAMETERS,
-    Endpoint,
     Parameter,
-    read_parameters,
 )
 from loraplex.platform.parameters.request_models import GenerationRequest
 from loraplex.platform.parameters.request_object import default_text, read_reporting
 from loraplex.platform.parameters.responses_request import INCLUDE_LOGPROBS
 from loraplex.platform.parameters.value_types import Kind
 
-WEB = Path(__file__).parents[3] / "platform" / "web"
-OF_ANTHROPIC: frozenset[Endpoint] = frozenset({"messages", "count_tokens"})
-READMES = {"anthropic": OF_ANTHROPIC, "openai": frozenset(MODELS) - OF_ANTHROPIC}
+PAGE = Path(__file__).parents[3] / "platform" / "parameters" / "parameters.md"
 OF_MESSAGES = (
     *("model", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
 )
-BEGIN, END = "<!-- parameters: generated -->\n", "<!-- end of parameters -->\n"
-BASE: dict[Endpoint, dict[str, Any]] = {
+BASE: dict[str, dict[str, Any]] = {
     "chat": {"model": "m", "messages": [USER]},
     "completions": {"model": "m", "prompt": "hello"},
     "responses": {"model": "m", "input": "hello"},
@@ -67,7 +70,7 @@ def cases(values: str) -> list[Any]:
     ]
 
 
-def body(endpoint: Endpoint, row: Parameter, value: object) -> dict[str, object]:
+def body(endpoint: str, row: Parameter, value: object) -> dict[str, object]:
     needed: dict[str, dict[str, object]] = {
         "stream_options": {"stream": True},
         "top_logprobs": {"include": [INCLUDE_LOGPROBS]} if endpoint == "responses" else {"logprobs": True},
@@ -77,7 +80,7 @@ def body(endpoint: Endpoint, row: Parameter, value: object) -> dict[str, object]
 
 
 @pytest.mark.parametrize(("endpoint", "row"), cases("inside"))
-def test_bounds_are_accepted(endpoint: Endpoint, row: Parameter) -> None:
+def test_bounds_are_accepted(endpoint: str, row: Parameter) -> None:
     for value in inside(row.kind):
         values = read_parameters(
             endpoint,
@@ -92,7 +95,7 @@ def test_bounds_are_accepted(endpoint: Endpoint, row: Parameter) -> None:
 
 
 @pytest.mark.parametrize(("endpoint", "row"), cases("document"))
-def test_the_documented_schema_allows_what_is_accepted(endpoint: Endpoint, row: Parameter) -> None:
+def test_the_documented_schema_allows_what_is_accepted(endpoint: str, row: Parameter) -> None:
     schema = validator_of(endpoint)
     for value in inside(row.kind):
         schema.validate(body(endpoint, row, value))
@@ -103,7 +106,7 @@ def test_the_documented_schema_allows_what_is_accepted(endpoint: Endpoint, row: 
 
 
 @cache
-def validator_of(endpoint: Endpoint) -> Any:
+def validator_of(endpoint: str) -> Any:
     return jsonschema_rs.Draft202012Validator(MODELS[endpoint].model_json_schema())
 
 
@@ -113,7 +116,7 @@ def object_of_no_kind() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("endpoint", "row"), cases("outside"))
-def test_one_step_outside_is_refused_by_name(endpoint: Endpoint, row: Parameter) -> None:
+def test_one_step_outside_is_refused_by_name(endpoint: str, row: Parameter) -> None:
     for value in outside(row.kind):
         with pytest.raises(InvalidParameter) as refused:
             read_parameters(endpoint, body(endpoint, row, value))
@@ -122,7 +125,7 @@ def test_one_step_outside_is_refused_by_name(endpoint: Endpoint, row: Parameter)
 
 
 @pytest.mark.parametrize(("endpoint", "row"), cases("null"))
-def test_null_counts_as_absent(endpoint: Endpoint, row: Parameter) -> None:
+def test_null_counts_as_absent(endpoint: str, row: Parameter) -> None:
     if endpoint in row.required:
         with pytest.raises(MissingParameter) as missing:
             read_parameters(endpoint, body(endpoint, row, None))
@@ -149,7 +152,7 @@ UNKNOWN = {"foo": None, "mood": None, "x" * 1000: None}
         ("responses", {"text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}}),
     ],
 )
-def test_an_unknown_name_with_null_is_absent(endpoint: Endpoint, given: dict[str, Any]) -> None:
+def test_an_unknown_name_with_null_is_absent(endpoint: str, given: dict[str, Any]) -> None:
     """In every object of a body, but not in schemas, whose names are data."""
     body = {**BASE[endpoint], **given}
     read, plain = read_parameters(endpoint, with_nulls(body)), read_parameters(endpoint, body)
@@ -166,7 +169,7 @@ def with_nulls(value: Any, name: str = "") -> Any:
 
 @pytest.mark.parametrize("endpoint", sorted(MODELS))
 @pytest.mark.parametrize("name", ["temprature", "functions", "", "x" * 1000, "__class__"])
-def test_unknown_names_are_refused(endpoint: Endpoint, name: str) -> None:
+def test_unknown_names_are_refused(endpoint: str, name: str) -> None:
     with pytest.raises(UnknownParameter) as unknown:
         read_parameters(endpoint, {**BASE[endpoint], name: 1})
     assert unknown.value.param == name[:64]
@@ -187,7 +190,7 @@ def test_unknown_names_are_refused(endpoint: Endpoint, name: str) -> None:
     ],
 )
 def test_unknown_fields_inside_are_named_by_their_path(name: str, value: object, param: str) -> None:
-    endpoint: Endpoint = "responses" if name in ("input", "text") or "custom" in str(value) else "chat"
+    endpoint: str = "responses" if name in ("input", "text") or "custom" in str(value) else "chat"
     with pytest.raises(UnknownParameter) as unknown:
         read_parameters(endpoint, {**BASE[endpoint], name: value})
     assert unknown.value.param == param
@@ -290,23 +293,17 @@ def test_tools_are_tokenized_with_messages_only() -> None:
     assert refused.value.param == "tools"
 
 
-@pytest.mark.parametrize("folder", sorted(READMES))
-def test_the_documented_table_is_the_table(folder: str) -> None:
-    text = (WEB / folder / "README.md").read_text()
-    written = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
-    assert written.strip() == render_markdown(READMES[folder]).strip(), (
-        "write render_markdown(…) between the marks"
-    )
+def test_the_documented_table_is_the_table() -> None:
+    head, _, table = PAGE.read_text().partition("\n| ")
+    assert head.startswith("# Parameters of `/v1`\n")
+    assert f"| {table}" == render_markdown(), "write render_markdown() below the head"
 
 
-def render_markdown(of: frozenset[Endpoint]) -> str:
-    """Render the rows of some endpoints as Markdown, one line per row."""
+def render_markdown() -> str:
+    """Render the rows as Markdown, one line per row."""
     lines = ["| Parameter | Endpoints | Must be | Default | Meaning |", "|---|---|---|---|---|"]
     for row in PARAMETERS:
-        if not row.endpoints & of:
-            continue
-        endpoints = ", ".join(sorted(row.endpoints & of))
         default = "required" if row.required == row.endpoints else default_text(row.default)
-        cells = (f"`{row.name}`", endpoints, row.kind.allowed, default, row.meaning)
+        cells = (f"`{row.name}`", ", ".join(sorted(row.endpoints)), row.kind.allowed, default, row.meaning)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"

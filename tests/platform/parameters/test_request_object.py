@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.platform.parameters.request_parts import CALL, NAMED, SCHEMA, USER, tool
+from tests.platform.parameters.request_parts import CALL, NAMED, SCHEMA, USER, read_parameters, tool
 
 from loraplex.platform.errors import InvalidParameter, UnknownParameter
 from loraplex.platform.parameters.chat_messages import TextPart
-from loraplex.platform.parameters.parameter_table import MODELS, read_parameters
+from loraplex.platform.parameters.parameter_table import MODELS
 
 MANY = {f"name-{index}": "secret" for index in range(50_000)}
 LONG = "secret" * 100_000

@@ -10,10 +10,14 @@ import openresponses_types as spec
 import pytest
 from openai.types import responses
 from openai.types.responses import input_token_count_params, response_create_params
+from openai.types.shared_params.reasoning import Reasoning
 from tests.platform.parameters.nested_bounds import ITEMS
+from tests.platform.parameters.request_parts import read_parameters
 
-from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.parameters.parameter_table import MODELS, read_parameters
+from loraplex.platform.errors import InvalidParameter, UnsupportedParameter
+from loraplex.platform.parameters.parameter_table import MODELS
+from loraplex.platform.parameters.request_models import PromptCacheOptions
+from loraplex.platform.parameters.responses_request import ReasoningOptions
 from loraplex.platform.parameters.unsupported_tools import HostTool
 from loraplex.platform.parameters.value_types import Refused
 
@@ -22,11 +26,10 @@ UNKNOWN: Final[dict[str, Any]] = {
     "access_programs": {"cyber": "standard"},
     "background_options": {"completion_window": "2h"},
     "image": {"context_compression": "auto"},
-    "personality": "friendly",
 }
 """Fields of hosts, which are not in the table."""
-OWN: Final = {"seed", "client_metadata", "presence_penalty", "frequency_penalty"}
-"""Fields that `openai` does not have: `seed` is our own, codex sends the second, Open Responses has the others."""
+OWN: Final = {"seed", "client_metadata", "presence_penalty", "frequency_penalty", "personality"}
+"""Fields that `openai` does not have: `seed` is our own, codex sends the second, Open Responses has the penalties, counting the last."""
 VALUES: Final[dict[str, Any]] = {
     "async": True,
     "caller": {"type": "direct"},
@@ -49,7 +52,7 @@ def test_every_parameter_has_a_decision() -> None:
     assert sent - UNKNOWN.keys() == table - OWN
     assert spec.CreateResponseBody.model_fields.keys() <= table
     counted = get_type_hints(input_token_count_params.InputTokenCountParams).keys()
-    assert counted - UNKNOWN.keys() == MODELS["input_tokens"].model_fields.keys()
+    assert counted == MODELS["input_tokens"].model_fields.keys()
     for name, value in UNKNOWN.items():
         with pytest.raises(InvalidParameter, match=name):
             read_parameters("responses", {**BODY, name: value})
@@ -62,11 +65,27 @@ def test_what_needs_stored_responses_is_refused_with_a_reason() -> None:
     }
     assert refused == {
         *("store", "background", "previous_response_id", "conversation", "prompt"),
-        *("context_management", "moderation"),
+        *("context_management", "moderation", "personality"),
     }
     for name in refused:
         with pytest.raises(InvalidParameter, match=f"`{name}` is not supported: .{{15}}"):
             read_parameters("responses", {**BODY, name: True})
+
+
+def test_every_field_inside_options_has_a_decision() -> None:
+    """A value that asks for nothing is accepted, another is refused as one that is not offered."""
+    for model, hint in (
+        (ReasoningOptions, Reasoning),
+        (PromptCacheOptions, response_create_params.PromptCacheOptions),
+    ):
+        assert model.model_fields.keys() == get_type_hints(hint).keys()
+    for name, field, harmless, refused in (
+        ("reasoning", "mode", "standard", "pro"),
+        ("prompt_cache_options", "prewarm", False, True),
+    ):
+        assert read_parameters("responses", {**BODY, name: {field: harmless}})
+        with pytest.raises(UnsupportedParameter, match=f"`{name}.{field}` is not supported"):
+            read_parameters("responses", {**BODY, name: {field: refused}})
 
 
 def test_every_type_of_item_has_a_decision() -> None:

@@ -11,16 +11,12 @@ from loraplex.platform.inference.generation import Generation
 from loraplex.platform.observability.request_stats import RequestStats
 from loraplex.platform.parameters.responses_request import ResponsesRequest
 
-_OF_TOOLS: Final[dict[str, dict[str, Any]]] = {
-    "function": {"description": None, "parameters": None, "strict": False},
-    "custom": {"description": None},
-    "namespace": {"description": ""},
-}
-"""What each type of tool has in a response."""
 _REPEATED: Final = (
     *("model", "instructions", "parallel_tool_calls", "top_logprobs", "max_output_tokens"),
     *("max_tool_calls", "truncation", "metadata", "user", "safety_identifier", "prompt_cache_key"),
+    *("tool_choice", "text", "reasoning"),
 )
+_DEFAULTS: Final = {"text": {"format": {"type": "text"}}, "reasoning": {"effort": None, "summary": None}}
 _SAMPLED: Final = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
 
@@ -63,17 +59,11 @@ class Envelope:
 
 def repeated(body: ResponsesRequest) -> dict[str, msgspec.Raw]:
     """Return the fields of a response that repeat its request."""
-    given, fields = body.given, {name: getattr(body, name) for name in _REPEATED}
-    offered = [tool for tool in given.get("tools") or () if tool["type"] in _OF_TOOLS]
-    fields["tools"] = [_filled(_OF_TOOLS[tool["type"]], tool) for tool in offered]
-    fields["tool_choice"] = given.get("tool_choice") or "auto"
-    fields["text"] = _filled({"format": {"type": "text"}}, given.get("text"))
-    fields["reasoning"] = _filled({"effort": None, "summary": None}, given.get("reasoning"))
+    given = body.model_dump(include={*_REPEATED}, by_alias=True, exclude_unset=True)
+    fields = {name: getattr(body, name) for name in _REPEATED} | given
+    fields |= {name: default | given.get(name, {}) for name, default in _DEFAULTS.items()}
+    fields["tools"] = [tool.model_dump(by_alias=True) for tool in body.tools.offered]
     return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
-
-
-def _filled(defaults: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
-    return defaults | {name: value for name, value in (given or {}).items() if value is not None}
 
 
 def _usage(stats: RequestStats) -> dict[str, Any]:

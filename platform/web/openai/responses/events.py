@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
@@ -13,24 +14,22 @@ from loraplex.platform.errors import ClientError
 from loraplex.platform.inference.answer_parser import AnswerParser
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TokenText
-from loraplex.platform.inference.thought_seal import ThoughtSeal
 from loraplex.platform.parameters.responses_request import INCLUDE_SEAL, ResponsesRequest
 from loraplex.platform.parameters.responses_tools import ToolName
 from loraplex.platform.web.inference_plane import DialectContext
 from loraplex.platform.web.openai.logprobs import chat_entries
 from loraplex.platform.web.openai.responses.envelope import Envelope, repeated
-from loraplex.platform.web.openai.responses.items import Event, OutputItems
+from loraplex.platform.web.openai.responses.items import Event, OutputItems, Seal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesResponse:
-    """A `DialectResponse`. `seal`: seals the thought, if it is asked for. `names`: what the client calls the tools."""
+    """A `DialectResponse`. `seal`: what seals the thought, if it is asked for. `names`: what the client calls the tools."""
 
     envelope: Envelope
     stream: bool
-    model: str
     names: Mapping[str, ToolName]
-    seal: ThoughtSeal | None
+    seal: Seal | None
     text: TokenText
 
     @property
@@ -58,9 +57,8 @@ def respond(body: ResponsesRequest, context: DialectContext) -> ResponsesRespons
     return ResponsesResponse(
         envelope=Envelope(f"resp_{uuid4().hex}", int(time.time()), repeated(body)),
         stream=body.stream,
-        model=body.model,
         names=body.tools.names,
-        seal=context.seal if INCLUDE_SEAL in body.include else None,
+        seal=partial(context.seal.seal, body.model) if INCLUDE_SEAL in body.include else None,
         text=context.text,
     )
 
@@ -73,8 +71,7 @@ class ResponseEvents:
     def __init__(self, response: ResponsesResponse, generation: Generation) -> None:
         self._response, self._generation = response, generation
         self._parser = AnswerParser(generation)
-        seal = None if response.seal is None else self._seal
-        self._items = OutputItems(response.id, response.names, seal)
+        self._items = OutputItems(response.id, response.names, response.seal)
         self._status = "in_progress"
         self._sent = 0
 
@@ -127,10 +124,6 @@ class ResponseEvents:
         raised = {"type": "error", **{name: failure[name] for name in ("code", "message", "param")}}
         last = {"type": "response.failed", "response": self.document(error)}
         return self._encoded([{**raised, "error": failure}, last])
-
-    def _seal(self, thought: str) -> str:
-        seal = self._response.seal
-        return "" if seal is None else seal.seal(self._response.model, thought)
 
     def _encoded(self, events: Iterable[Event]) -> bytes:
         parts: list[bytes] = []

@@ -5,6 +5,7 @@ Invariant: items and the events that lead to them come from one place, so a stre
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final, Literal, TypeAlias
 
 from loraplex.grammar.parsing.deltas import ContentDelta, OutputDelta, ReasoningDelta, ToolCallStart
@@ -121,13 +122,8 @@ class OutputItems:
 
     def add(self, deltas: list[OutputDelta], logprobs: list[ChosenTokenLogprob] | None = None) -> list[Event]:
         """Add what one event of the engine completes. Tokens of thought and calls have no log-probabilities in a response."""
-        in_thought = self._open is not None and self._open.kind is _THOUGHT
-        if logprobs and not (in_thought and not deltas):
-            self._unsent += logprobs
-        events = [event for delta in deltas for event in self._add(delta)]
-        if deltas:
-            self._unsent = []
-        return events
+        self._unsent += logprobs or ()
+        return [event for delta in deltas for event in self._add(delta)]
 
     def finish(self, status: Literal["completed", "incomplete"], *, stopped: bool) -> list[Event]:
         """End the last item. `stopped`: the model ended its answer, which has a message even if it is empty."""
@@ -143,14 +139,26 @@ class OutputItems:
             if name.namespace is not None:
                 fields["namespace"] = name.namespace
             return self._begin(_CUSTOM_CALL if name.kind == "custom" else _CALL, fields)
-        item, events, logprobs = self._open, list[Event](), list[ChosenTokenLogprob]()
+        item, events, logprobs = self._open, list[Event](), self._take_logprobs(delta.text)
         if isinstance(delta, ContentDelta):
-            logprobs, self._unsent = self._unsent, []
             if item is None or item.kind is not _MESSAGE:
                 events = self._begin(_MESSAGE, {"role": "assistant"})
         elif isinstance(delta, ReasoningDelta) and item is None:
             events = self._begin(_THOUGHT, {"summary": []})
         return events + self._items[-1].add(delta.text, logprobs)
+
+    def _take_logprobs(self, text: str) -> list[ChosenTokenLogprob]:
+        """Take those of the tokens that wrote `text`, and forget those before it, which wrote markers."""
+        if not text or not self._unsent:
+            return []
+        tokens, wanted = [bytes(each["bytes"]) for each in self._unsent], text.encode()
+        ends, begin = [*accumulate(map(len, tokens))], b"".join(tokens).rfind(wanted)
+        # Text that the parser has written anew is not found: then all tokens are its own.
+        end = ends[-1] if begin < 0 else begin + len(wanted)
+        last = next(index for index, each in enumerate(ends) if each >= end)
+        taken = [each for each, at in zip(self._unsent[: last + 1], ends, strict=False) if at > begin]
+        self._unsent = self._unsent[last + 1 :]
+        return taken
 
     def _begin(self, kind: _Type, fields: Mapping[str, Any]) -> list[Event]:
         events = self._close("completed")

@@ -61,40 +61,18 @@ class ResponseFailure(TypedDict):
 
 
 class ResponseObject(ResponseModel):
-    """A response; most fields repeat the request, with what applied where it named nothing. Unused fields are null."""
+    """A response. Its other fields repeat the request, with what applied where it named nothing."""
 
+    model_config = ConfigDict(extra="allow")
     id: str
     object: Literal["response"]
     created_at: int
-    completed_at: int | None
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     error: ResponseFailure | None
     incomplete_details: dict[str, str] | None
     model: str
     output: list[OutputItem]
     usage: ResponseUsage | None
-    instructions: str | None
-    tools: list[dict[str, Any]]
-    tool_choice: str | dict[str, Any]
-    parallel_tool_calls: bool
-    text: dict[str, Any]
-    reasoning: dict[str, str | None]
-    temperature: float
-    top_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    top_logprobs: int
-    max_output_tokens: int | None
-    max_tool_calls: int | None
-    truncation: Literal["auto", "disabled"]
-    metadata: dict[str, str]
-    user: str | None
-    safety_identifier: str | None
-    prompt_cache_key: str | None
-    service_tier: Literal["default"]
-    store: Literal[False]
-    background: Literal[False]
-    previous_response_id: None
 
 
 class ResponseEvent(ResponseModel):

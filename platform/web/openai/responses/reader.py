@@ -3,18 +3,24 @@
 Invariant: what is left out of a request is named in a header of its response.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
-from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.inference.truncation import ConversationRequest
+from loraplex.platform.errors import MissingParameter, UnsupportedTool
+from loraplex.platform.inference.truncation import ConversationRequest, cuts_of
 from loraplex.platform.parameters.responses_input import MessageItem, ReasoningItem
 from loraplex.platform.parameters.responses_request import InputTokensRequest, ResponsesRequest
-from loraplex.platform.parameters.responses_tools import ToolName, ToolSet
+from loraplex.platform.parameters.responses_tools import (
+    ChosenTool,
+    ChosenTools,
+    ResponseToolChoice,
+    ToolSet,
+    hosted_of,
+)
 from loraplex.platform.parameters.tools import ToolChoice
-from loraplex.platform.parameters.unsupported_tools import leave_out
+from loraplex.platform.parameters.unsupported_tools import HostTool, leave_out
 from loraplex.platform.web.inference_plane import DialectContext
-from loraplex.platform.web.openai.responses.conversation import Conversation
+from loraplex.platform.web.openai.responses.conversation import read_items
 
 TRUNCATED_HEADER: Final = "x-loraplex-truncated-items"
 NAMES: Final[Mapping[str, str]] = {
@@ -39,25 +45,30 @@ def read_responses(body: ResponsesRequest, context: DialectContext) -> Conversat
     return _conversation(body, context, given)
 
 
-def read_counted(body: InputTokensRequest, context: DialectContext) -> ConversationRequest:
-    """Return the request whose prompt is only counted. Raises as `read_responses`."""
-    return _conversation(body, context, {"only_counted": True})
+def read_conversation(body: InputTokensRequest, context: DialectContext) -> ConversationRequest:
+    """Return the request without what only generating needs. Raises as `read_responses`."""
+    return _conversation(body, context, {})
 
 
 def _conversation(
     body: InputTokensRequest, context: DialectContext, given: dict[str, Any]
 ) -> ConversationRequest:
-    def open_thought(item: ReasoningItem, place: str) -> str:
+    thoughts_from = _thoughts_from(body)
+
+    def thought_of(index: int, item: ReasoningItem) -> str:
+        if index < thoughts_from:
+            return ""
         if not item.encrypted_content:
             return "".join(part.text for part in item.content)
-        return context.seal.open(body.model, item.encrypted_content, f"{place}.encrypted_content")
+        return context.seal.open(body.model, item.encrypted_content, f"input[{index}].encrypted_content")
 
-    conversation = Conversation(body.instructions, open_thought)
-    conversation.add(body.input, thoughts_from=_thoughts_from(body))
-    given |= {"model": body.model, "messages": conversation.messages}
-    given |= _tools(body, context)
-    if body.text.format is not None:
-        given["response_format"] = body.text.format
+    messages, items_before = read_items(body.instructions, body.input, thought_of)
+    if not messages:
+        raise MissingParameter("`input` is required without `instructions`.", param="input")
+    given |= {"model": body.model, "messages": messages} | _tools(body, context)
+    held = body.text.format.output_format()
+    if held is not None:
+        given["response_format"] = held
     if body.reasoning.effort is not None:
         given["reasoning_effort"] = body.reasoning.effort
     if body.truncation == "auto":
@@ -65,7 +76,7 @@ def _conversation(
         def tell(items: int) -> None:
             context.response_headers[TRUNCATED_HEADER] = str(items)
 
-        given |= {"cuts": conversation.cuts(), "on_cut": tell}
+        given |= {"cuts": cuts_of(messages, items_before), "on_cut": tell}
     return ConversationRequest.model_construct(set(given), **given)
 
 
@@ -83,30 +94,30 @@ def _thoughts_from(body: InputTokensRequest) -> int:
 
 def _tools(body: InputTokensRequest, context: DialectContext) -> dict[str, Any]:
     """Return the fields of tools. Tools of a host are refused, or left out and named in a header."""
-    offered, choice = body.tools, body.tool_choice
-    leave_out([*offered.hosted, *choice.hosted], context.request_headers, context.response_headers)
-    if choice.names == ():
-        # Only a host could make this choice.
-        leave_out(choice.hosted, {}, {})
-    names = None if choice.names is None else _call_names(choice.names, offered)
+    offered, choice, hosted = body.tools, body.tool_choice, body.tools.hosted
+    if isinstance(choice, ChosenTools):
+        hosted += hosted_of(choice.tools, "tool_choice.tools")
+    elif isinstance(choice, HostTool):
+        hosted += (("tool_choice", choice),)
+    leave_out(hosted, context.request_headers, context.response_headers)
     fields = {
         "tools": offered.tools,
-        "tool_choice": ToolChoice(choice.mode, names, choice.single),
+        "tool_choice": _choice(choice, offered),
         "parallel_tool_calls": body.parallel_tool_calls,
     }
     return {name: each for name, each in fields.items() if name in body.model_fields_set}
 
 
-def _call_names(chosen: Iterable[ToolName], offered: ToolSet) -> tuple[str, ...]:
-    names: list[str] = []
-    for each in chosen:
-        of = [
-            call_name
-            for call_name, name in offered.names.items()
-            if name == each or (each.kind == "namespace" and name.namespace == each.name)
-        ]
-        if not of:
-            message = f"`tool_choice` names the {each.kind} {each.call_name!r}, which is not in `tools`."
-            raise InvalidParameter(message, param="tool_choice")
-        names += of
-    return tuple(dict.fromkeys(names))
+def _choice(choice: ResponseToolChoice, offered: ToolSet) -> ToolChoice:
+    if isinstance(choice, ChosenTool):
+        return ToolChoice("required", tuple(choice.among(offered)), single=True)
+    if isinstance(choice, str):
+        return ToolChoice(choice)
+    chosen = choice.tools if isinstance(choice, ChosenTools) else []
+    names = [name for each in chosen if isinstance(each, ChosenTool) for name in each.among(offered)]
+    if not names or isinstance(choice, HostTool):
+        message = (
+            "`tool_choice` names only tools that this server does not run; name another, or leave it out."
+        )
+        raise UnsupportedTool(message, param="tool_choice")
+    return ToolChoice(choice.mode, tuple(dict.fromkeys(names)))

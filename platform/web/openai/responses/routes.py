@@ -5,32 +5,18 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from loraplex.grammar.errors import GrammarRefused
 from loraplex.platform.auth.authenticator import Caller
-from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.parameters.parameter_table import read_parameters
 from loraplex.platform.parameters.request_models import ModelRequest
 from loraplex.platform.parameters.responses_request import InputTokensRequest, ResponsesRequest
 from loraplex.platform.parameters.unsupported_tools import HEADER, IGNORE
-from loraplex.platform.web.inference_plane import (
-    Dialect,
-    json_response,
-    plane_of,
-    rename_parameter,
-    requires_inference,
-)
+from loraplex.platform.web.inference_plane import Dialect, json_response, plane_of, requires_inference
 from loraplex.platform.web.openai.openapi import body_schema, generation_responses
 from loraplex.platform.web.openai.response_models import encoded
 from loraplex.platform.web.openai.responses.events import respond
 from loraplex.platform.web.openai.responses.models import InputTokenCount, ResponseEvent, ResponseObject
-from loraplex.platform.web.openai.responses.reader import (
-    NAMES,
-    read_counted,
-    read_responses,
-)
+from loraplex.platform.web.openai.responses.reader import NAMES, read_conversation, read_responses
 from loraplex.platform.web.request_timeout import TIMEOUT_PARAMETER
 from loraplex.platform.web.responses import documented
-from loraplex.platform.web.transport.body_budget import body_lease
 
 DIALECT: Final = Dialect(
     operation="chat", body=ResponsesRequest, read=read_responses, respond=respond, names=NAMES
@@ -65,17 +51,5 @@ async def responses(request: Request, caller: Annotated[Caller, requires_inferen
     openapi_extra=_described(InputTokensRequest),
 )
 async def input_tokens(request: Request, caller: Annotated[Caller, requires_inference()]) -> Response:
-    plane = plane_of(request)
-    with body_lease(request) as lease:
-        body = await plane.read_body(
-            request, caller, lambda given: read_parameters("input_tokens", given), lease
-        )
-        values = read_counted(body, plane.dialect_context(request, caller))
-        found = await plane.read_model(request, caller, values.model)
-        try:
-            async with plane.tokenizing.slot(caller.tenant_id):
-                [ids] = await plane.pipeline.prompt_ids(values, found, caller.tenant_id)
-        except (InvalidParameter, GrammarRefused) as error:
-            rename_parameter(error, NAMES)
-            raise
-    return json_response(encoded(InputTokenCount(object="response.input_tokens", input_tokens=len(ids))))
+    tokens = await plane_of(request).count(request, caller, InputTokensRequest, read_conversation, NAMES)
+    return json_response(encoded(InputTokenCount(object="response.input_tokens", input_tokens=tokens)))

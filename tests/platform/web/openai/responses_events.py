@@ -27,18 +27,24 @@ _SPEC: Final[dict[str, type[BaseModel]]] = {
     "response.function_call_arguments.done": spec.ResponseFunctionCallArgumentsDoneStreamingEvent,
     "error": spec.ErrorStreamingEvent,
 }
-# Open Responses knows neither custom tools and namespaces, nor a schema in the format that a response repeats.
-_NOT_IN_SPEC: Final = ('"custom', '"namespace"', '"json_schema"')
+# Open Responses knows neither custom tools and namespaces, nor a schema in the format that a response repeats, nor two efforts that
+# `openai` has: a response repeats what was asked.
+_NOT_IN_SPEC: Final = ('"custom', '"namespace"', '"json_schema"', '"effort":"minimal"', '"effort":"max"')
 
 
 def checked_response(body: bytes) -> dict[str, Any]:
     """The response object, after both packages have parsed it strictly."""
     _RESPONSE.validate_json(body, strict=True)
-    if not any(each in body.decode() for each in _NOT_IN_SPEC):
+    if _is_in_spec(body):
         spec.ResponseResource.model_validate_json(body)
     document: dict[str, Any] = json.loads(body)
     assert document["store"] is False
     return document
+
+
+def _is_in_spec(document: bytes) -> bool:
+    compact = document.decode().replace(": ", ":")
+    return not any(each in compact for each in _NOT_IN_SPEC)
 
 
 def checked_events(stream: bytes) -> list[dict[str, Any]]:
@@ -55,7 +61,7 @@ def checked_events(stream: bytes) -> list[dict[str, Any]]:
         assert name == b"event: " + kind.encode() and event["sequence_number"] == number
         parsed = _EVENT.validate_json(data)
         assert parsed.type == kind
-        if kind in _SPEC and not any(each in data.decode() for each in _NOT_IN_SPEC):
+        if kind in _SPEC and _is_in_spec(data):
             _SPEC[kind].model_validate_json(data)
         if "response" in event:
             checked_response(json.dumps(event["response"]).encode())

@@ -61,6 +61,24 @@ async def test_no_more_are_encoded_at_once_than_the_machine_has_processors_for(
     assert (encoding.begun, encoding.most) == (3, 1)
 
 
+async def test_a_prompt_of_many_messages_is_large(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is a conversation that may be shortened, which is encoded several times."""
+    encoding = Encoding(monkeypatch)
+    encoding.release.set()
+    gateway = await start_gateway()
+    user = {"role": "user", "content": "a"}
+    two = [user, {"role": "assistant", "content": "b"}, user]
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"messages": [user] * 1000}),
+        ("/v1/responses", {"input": two, "truncation": "auto"}),
+    ]
+    for number, (path, body) in enumerate(bodies, 1):
+        assert (await gateway.post(path, {"model": "demo/base", **body})).status_code == 200
+        assert encoding.begun == number
+
+
 async def test_a_client_that_leaves_frees_its_turn_when_its_prompt_is_encoded(
     start_gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,9 @@
 """`/v1/responses` through a gateway: bodies and events, the official client, tool loops, errors, and the counting of tokens."""
 
+import asyncio
 import json
+import time
+from collections.abc import Awaitable
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -9,6 +12,7 @@ from uuid import UUID
 import openai
 import pytest
 from starlette.datastructures import Headers
+from tests.platform.parameters.request_parts import read_parameters
 from tests.platform.web.gateway import SECRET
 from tests.platform.web.openai.responses_events import (
     MODEL,
@@ -24,7 +28,6 @@ from loraplex.grammar.constraints import ContextFreeGrammar, Regex
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.inference.thought_seal import ThoughtSeal
 from loraplex.platform.inference.truncation import ConversationRequest
-from loraplex.platform.parameters.parameter_table import read_parameters
 from loraplex.platform.server.secret import derive
 from loraplex.platform.web.inference_plane import DialectContext
 from loraplex.platform.web.openai.responses.reader import read_responses
@@ -276,7 +279,9 @@ async def test_tools_of_a_host_are_refused_or_left_out_aloud(start_gateway: Any)
     assert [each["name"] for each in document["tools"]] == ["get_weather", "note"]
     for choice in ({"type": "web_search"}, {**allowed, "tools": [{"type": "mcp"}]}):
         error = (await gateway.post(PATH, {**body, "tool_choice": choice}, **header)).json()["error"]
-        assert error["code"] == "unsupported_tool" and error["param"].startswith("tool_choice")
+        assert (error["code"], error["param"]) == ("unsupported_tool", "tool_choice")
+        assert "names only tools that this server does not run" in error["message"]
+        assert "x-loraplex" not in error["message"]
     only = {**body, "tools": tools[1:2], "tool_choice": "required"}
     assert (await gateway.post(PATH, only, **header)).status_code == 400
     wrong = await gateway.post(PATH, body, **{"x-loraplex-unsupported-tools": "drop"})
@@ -321,6 +326,37 @@ def test_a_choice_that_is_not_offered(choice: Any) -> None:
     with pytest.raises(InvalidParameter, match="which is not in `tools`") as refused:
         read({"tools": TOOLS, "tool_choice": choice})
     assert refused.value.param == "tool_choice"
+
+
+def test_a_namespace_is_chosen_in_a_list_alone() -> None:
+    """The official types have it nowhere else."""
+    with pytest.raises(InvalidParameter, match="`tool_choice`") as refused:
+        read({"tools": TOOLS, "tool_choice": {"type": "namespace", "name": "crm"}})
+    assert refused.value.param == "tool_choice"
+
+
+def test_the_description_of_a_namespace_is_read() -> None:
+    find, write = read({"tools": [CRM]}).tools
+    assert (find.description, write.description) == ("Customers", "Customers")
+    described = {**CRM, "tools": [{**NOTE, "name": "write"}]}
+    [write] = read({"tools": [described]}).tools
+    assert write.description == "Customers\n\nKeeps a note"
+
+
+async def test_a_response_repeats_what_was_read(start_gateway: Any) -> None:
+    """Members that clients add, also of other types than the official ones, come back to nobody."""
+    gateway = await start_gateway(TEXTS)
+    added: Any = {"defer_loading": "x" * 1000, "allowed_callers": 7, "output_schema": []}
+    tools = [{**each, **added} for each in (WEATHER, NOTE)]
+    tools.append({**CRM, **added, "tools": [{**each, **added} for each in CRM["tools"]]})
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "crm"}]}
+    body = {"model": MODEL, "input": "hello", "tools": tools, "tool_choice": allowed}
+    document = checked_response((await gateway.post(PATH, body)).content)
+    assert document["tool_choice"] == allowed
+    weather, note, crm = document["tools"]
+    assert weather == WEATHER
+    assert note == {**NOTE, "format": None} and [each["name"] for each in crm["tools"]] == ["find", "write"]
+    assert not any(name in json.dumps(document) for name in added)
 
 
 def test_custom_tools_are_held_by_their_grammar() -> None:
@@ -475,6 +511,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "invalid_schema",
     ),
     "unknown": ({"temprature": 1}, "temprature", "unknown_parameter"),
+    "of chat": ({"messages": []}, "messages", "unknown_parameter"),
+    "personality": ({"personality": "friendly"}, "personality", "unsupported_parameter"),
 }
 
 
@@ -489,13 +527,32 @@ async def test_what_is_not_offered_is_refused_by_name(start_gateway: Any) -> Non
     assert not gateway.engine.requests
 
 
+async def largest_gap_s(running: Awaitable[Any]) -> tuple[Any, float]:
+    """What is awaited, and the longest time that the event loop stood still meanwhile, in seconds."""
+    task, largest, last = asyncio.ensure_future(running), 0.0, time.perf_counter()
+    while not task.done():
+        await asyncio.sleep(0.002)
+        now = time.perf_counter()
+        largest, last = max(largest, now - last), now
+    return task.result(), largest
+
+
 async def test_a_body_of_10_mib_of_items(start_gateway: Any) -> None:
     gateway = await start_gateway(TEXTS)
-    item = {"role": "user", "content": "word " * 1000}
-    body = {"model": MODEL, "input": [item] * 2000, "truncation": "disabled"}
-    error = (await gateway.post(PATH, body)).json()["error"]
-    assert error["code"] == "context_length_exceeded" and "4096 tokens" in error["message"]
-    larger = await gateway.post(PATH, {**body, "input": [item] * 2200})
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "think " * 190}]}
+    calls = [
+        {"type": "function_call", "call_id": f"{index}", "name": "f", "arguments": '{"a": "' + "x" * 2300}
+        for index in range(4000)
+    ]
+    word = {"role": "user", "content": "word " * 1000}
+    for items in ([thought] * 8100, calls, [word] * 2000, [{**word, "role": "developer"}] * 2000):
+        body = json.dumps({"model": MODEL, "input": [word, *items]}).encode()
+        assert len(body) > 9_000_000
+        refused, gap = await largest_gap_s(gateway.post(PATH, body))
+        error = refused.json()["error"]
+        assert error["code"] == "context_length_exceeded" and "4096 tokens" in error["message"]
+        assert gap < 1.0
+    larger = await gateway.post(PATH, {"model": MODEL, "input": [word] * 2200})
     assert larger.status_code == 413
 
 
@@ -527,8 +584,16 @@ async def test_the_oldest_turns_are_left_out(start_gateway: Any) -> None:
     assert f"question {dropped // 4 - 1} " not in text
     del body["max_output_tokens"]
     counted = await gateway.post(f"{PATH}/input_tokens", {**body, "truncation": "auto"})
-    assert 3096 < counted.json()["input_tokens"] < 4096
-    assert 0 < int(counted.headers["x-loraplex-truncated-items"]) < dropped
+    # A quarter of the context is left to an answer whose request names no maximum.
+    assert 2700 < counted.json()["input_tokens"] <= 3072
+    assert dropped <= int(counted.headers["x-loraplex-truncated-items"]) <= dropped + 4
+    served = await gateway.post(PATH, {**body, "truncation": "auto"})
+    request = gateway.engine.requests[-1]
+    assert len(request.prompt_token_ids) == counted.json()["input_tokens"]
+    assert request.sampling.max_tokens >= 1024
+    unit = (await gateway.post(f"{PATH}/input_tokens", {"model": MODEL, "input": "word " * 100})).json()
+    one = [*turns, {"role": "user", "content": "word " * (350_000 // unit["input_tokens"])}]
+    assert (await gateway.post(PATH, {**body, "truncation": "auto", "input": one})).status_code == 200
     whole = {**body, "truncation": "auto", "input": turns[-4:]}
     assert "x-loraplex-truncated-items" not in (await gateway.post(PATH, whole)).headers
     hopeless = {**whole, "input": [*turns, {"role": "user", "content": "word " * 5000}]}
@@ -537,8 +602,21 @@ async def test_the_oldest_turns_are_left_out(start_gateway: Any) -> None:
 
 async def test_a_count_may_be_above_the_context(start_gateway: Any) -> None:
     gateway = await start_gateway(TEXTS)
-    counted = await gateway.post(f"{PATH}/input_tokens", {"model": MODEL, "input": "word " * 9000})
-    assert counted.status_code == 200 and counted.json()["input_tokens"] > 9000
+    user = {"role": "user", "content": "word " * 40_000}
+    for path, name in ((f"{PATH}/input_tokens", "input"), ("/v1/messages/count_tokens", "messages")):
+        counted = await gateway.post(path, {"model": MODEL, name: [user]})
+        assert counted.status_code == 200 and counted.json()["input_tokens"] > 40_000
+
+
+async def test_a_count_of_instructions_alone(start_gateway: Any) -> None:
+    """`input` is optional in the official type."""
+    gateway = await start_gateway(TEXTS)
+    count = gateway.client().responses.input_tokens.count
+    alone = await count(model=MODEL, instructions="Be brief.")
+    both = await count(model=MODEL, instructions="Be brief.", input="hello")
+    assert 0 < alone.input_tokens < both.input_tokens
+    error = (await gateway.post(f"{PATH}/input_tokens", {"model": MODEL})).json()["error"]
+    assert (error["param"], error["code"]) == ("input", "missing_required_parameter")
 
 
 async def test_an_engine_that_fails_in_a_stream(start_gateway: Any) -> None:

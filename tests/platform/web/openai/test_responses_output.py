@@ -3,12 +3,13 @@
 import json
 import random
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.platform.parameters.request_parts import read_parameters
 from tests.platform.web.openai.responses_events import checked_events, checked_response, replayed, without_ids
 
 from loraplex.engine.messages import Delta, Finished, TokenLogprob
@@ -25,7 +26,6 @@ from loraplex.grammar.parsing.deltas import (
 )
 from loraplex.platform.errors import ModelNotFound, Overloaded, ShareExceeded, describe
 from loraplex.platform.observability.request_stats import RequestStats
-from loraplex.platform.parameters.parameter_table import read_parameters
 from loraplex.platform.parameters.responses_tools import ToolName
 from loraplex.platform.web.openai.responses.envelope import Envelope, repeated
 from loraplex.platform.web.openai.responses.events import ResponsesResponse
@@ -112,21 +112,13 @@ class Generated:
         yield 0, Finished("r", 0, "length" if self.output.reason == "length" else "stop", None)  # type: ignore[arg-type]
 
 
-class Seal:
-    """Seals nothing, visibly."""
-
-    def seal(self, model: str, thought: str) -> str:
-        return f"sealed for {model}: {thought}"
-
-
 def response(**fields: Any) -> ResponsesResponse:
     body = read_parameters("responses", {"model": "m", "input": "hello", "tools": TOOLS, **fields})
     return ResponsesResponse(
         envelope=Envelope("resp_0", 1, repeated(body)),
         stream=True,
-        model=body.model,
         names=body.tools.names,
-        seal=Seal() if body.include else None,  # type: ignore[arg-type]
+        seal="sealed for m: {}".format if body.include else None,
         text=lambda token: (f"t{token}", b"t"),  # type: ignore[arg-type]
     )
 
@@ -219,24 +211,60 @@ async def test_the_order_of_events() -> None:
     assert "encrypted_content" not in events[-1]["response"]["output"][0]
 
 
-async def test_log_probabilities_are_those_of_text() -> None:
-    groups: list[list[OutputDelta]] = [
-        [ReasoningDelta("a")],
-        [],
-        [ContentDelta("b")],
-        [],
-        [ContentDelta("cd")],
-        [],
-        [ToolCallStart(0, "call_0", "find")],
-        [ArgumentsDelta(0, "{}")],
-    ]
-    events = checked_events(
-        await streamed(response(), Generated(Output(groups, "tool_calls"), logprobs=True))
-    )
-    part = events[-1]["response"]["output"][1]["content"][0]
-    assert [each["token"] for each in part["logprobs"]] == ["t2", "t3", "t4"]
+CALL: Final[list[tuple[str, list[OutputDelta]]]] = [
+    ("<tool_call>", []),
+    ('{"name": "find", "arguments": ', [ToolCallStart(0, "call_0", "find")]),
+    ("{}", [ArgumentsDelta(0, "{}")]),
+    ("}", []),
+    ("</tool_call>", []),
+]
+
+
+@pytest.mark.parametrize(
+    ("steps", "scored"),
+    [
+        (
+            [
+                ("a", [ReasoningDelta("a")]),
+                ("</think>", []),
+                ("b ", [ContentDelta("b ")]),
+                ("<", []),
+                ("d", [ContentDelta("<d")]),
+                *CALL,
+            ],
+            [["b "], ["<", "d"]],
+        ),
+        ([("<think>", []), ("</think>", []), ("a", [ContentDelta("a")])], [["a"]]),
+        # Text is held back right after the thought, and comes with the next event.
+        ([("a</think>b", [ReasoningDelta("a")]), ("<", []), ("c", [ContentDelta("b<c")])], [["<", "c"]]),
+        (
+            [
+                ("a", [ReasoningDelta("a")]),
+                ("</think>", []),
+                ("b", []),
+                ("<", []),
+                ("c", [ContentDelta("b<c")]),
+            ],
+            [["b", "<", "c"]],
+        ),
+        ([*CALL, ("\n", []), ("a", [ContentDelta("\na")])], [["\n", "a"]]),
+        # Two tokens write one character.
+        ([("\ufffd", []), ("\ufffd", [ContentDelta("\N{GRINNING FACE}")])], [["\ufffd", "\ufffd"]]),
+    ],
+    ids=["all", "empty thought", "joined marker", "held back", "text after a call", "character"],
+)
+async def test_log_probabilities_are_those_of_text(
+    steps: list[tuple[str, list[OutputDelta]]], scored: list[list[str]]
+) -> None:
+    halves = iter("\N{GRINNING FACE}".encode()[at : at + 2] for at in (0, 2))
+    tokens = [(text, next(halves) if text == "\ufffd" else text.encode()) for text, _ in steps]
+    of = replace(response(), text=tokens.__getitem__)  # type: ignore[arg-type]
+    groups = [deltas for _, deltas in steps]
+    events = checked_events(await streamed(of, Generated(Output(groups, "tool_calls"), logprobs=True)))
     deltas = [each for each in events if each["type"] == "response.output_text.delta"]
-    assert [len(each["logprobs"]) for each in deltas] == [1, 2]
+    assert [[token["token"] for token in each["logprobs"]] for each in deltas] == scored
+    [part] = [item["content"][0] for item in events[-1]["response"]["output"] if item["type"] == "message"]
+    assert [token["token"] for token in part["logprobs"]] == [each for some in scored for each in some]
 
 
 async def test_an_answer_cut_off_is_incomplete() -> None:

@@ -8,6 +8,8 @@ from tests.platform.web.openai.responses_events import MODEL, PATH, checked_even
 from tests.platform.web.openai.test_thought import BEGUN, chat_tokenizer, ids
 
 from loraplex.engine.fake_engine import FakeScript
+from loraplex.platform.parameters.request_models import EFFORTS
+from loraplex.tenants.registry.records import AdapterProfile
 
 __all__ = ["chat_tokenizer", "ids"]
 
@@ -71,3 +73,37 @@ async def test_without_thought_there_is_no_item(
     assert [item["type"] for item in document["output"]] == ["message"]
     assert document["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
     assert document["reasoning"] == {"effort": effort, "summary": None}
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+async def test_every_effort_is_repeated(start_gateway: Any, ids: dict[str, int], effort: str) -> None:
+    """Also those that Open Responses does not have."""
+    gateway = await start_gateway(FakeScript(answers=(BEGUN,), token_ids=ids))
+    body = {"model": MODEL, "input": "hello", "reasoning": {"effort": effort, "summary": "auto"}}
+    document = checked_response((await gateway.post(PATH, body)).content)
+    assert document["reasoning"] == {"effort": effort, "summary": "auto"}
+
+
+async def test_a_count_is_that_of_the_prompt_with_the_defaults_of_the_version(
+    start_gateway: Any, ids: dict[str, int]
+) -> None:
+    """In both dialects. Thought that is switched off adds its empty markers to the prompt."""
+    gateway = await start_gateway(FakeScript(answers=(BEGUN,), token_ids=ids))
+    await gateway.adapter("acme", "silent", "a" * 64, AdapterProfile(defaults={"reasoning_effort": "none"}))
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        (f"{PATH}/input_tokens", {"input": "hello"}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hello"}]}),
+    ]
+    await gateway.post(PATH, {"model": "silent", "input": "hello"})
+    used = len(gateway.engine.requests[-1].prompt_token_ids)
+    for path, body in bodies:
+        plain = (await gateway.post(path, {"model": MODEL, **body})).json()["input_tokens"]
+        assert (await gateway.post(path, {"model": "silent", **body})).json()["input_tokens"] == used
+        assert plain < used or "messages" in path
+
+
+async def test_an_effort_without_effect_is_named_as_the_client_does(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    await gateway.adapter("acme", "plain", "a" * 64, AdapterProfile(reasoning_style="none"))
+    answer = await gateway.post(PATH, {"model": "plain", "input": "hello", "reasoning": {"effort": "low"}})
+    assert answer.headers["x-loraplex-ignored-parameters"] == "reasoning.effort"

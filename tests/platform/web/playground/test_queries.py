@@ -2,9 +2,9 @@
 
 from uuid import UUID
 
+from tests.platform.parameters.request_parts import read_parameters
 from tests.tenants.registry_records import AliasWriter, RegistryWriter
 
-from loraplex.platform.parameters.parameter_table import read_parameters
 from loraplex.platform.web.playground.queries import (
     FIRST,
     FURTHER,
