@@ -415,6 +415,20 @@ def test_thought_comes_back_sealed_or_plain() -> None:
     assert [each.reasoning for each in current if each.role == "assistant"] == ["", "plain", "", ""]
 
 
+def test_a_seal_makes_the_key_of_a_model_once() -> None:
+    purposes: list[bytes] = []
+
+    def derive_key(*parts: bytes) -> bytes:
+        purposes.append(parts[-1])
+        return derive(SECRET, *parts)
+
+    seal = ThoughtSeal(derive_key, TENANT)
+    for number in range(3):
+        for model in ("a", "a@1", "b"):
+            assert seal.open(model, seal.seal(model, f"{number}"), "input") == f"{number}"
+    assert purposes == [b"a", b"b"]
+
+
 def test_instructions_come_first() -> None:
     """As codex sends them: several messages of the developer before the user's."""
     items = [{"role": role, "content": role} for role in ("developer", "system", "user", "developer")]
