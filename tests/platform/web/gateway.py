@@ -22,6 +22,7 @@ from tests.platform.fake_admissions import FakeAdmissions
 from tests.platform.web.upload_server import UploadHome
 from tests.tenants.registry_records import AliasWriter, RegistryWriter
 
+from loraplex.engine.client import EngineClient
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.engines.poison_memory import PoisonMemory
@@ -167,7 +168,10 @@ async def served(app: FastAPI) -> AsyncIterator[str]:
 async def start_gateway(
     database: Database, chat_tokenizer: Any, tmp_path: Path
 ) -> AsyncIterator[StartGateway]:
-    """A running gateway with the tenant `acme`, unless another database is given. `refused`: the error of all compile checks."""
+    """A running gateway with the tenant `acme`, unless another database is given.
+
+    `refused`: the error of all compile checks. `real_engine`: in place of the scripted one.
+    """
     async with AsyncExitStack() as stack:
 
         async def start(
@@ -181,6 +185,7 @@ async def start_gateway(
             home: UploadHome | None = None,
             currency_of: Callable[[UUID], str] = lambda _: "USD",
             observers: Sequence[RequestObserver] = (),
+            real_engine: EngineClient | None = None,
         ) -> Gateway:
             pool = WorkerPool()
             stack.push_async_callback(pool.close)
@@ -191,7 +196,7 @@ async def start_gateway(
             dependencies = GatewayDependencies(
                 served_model_name=served_model_name,
                 database=other or database,
-                engine=engine,
+                engine=real_engine or engine,
                 prompts=prompts,
                 token_text=TokenText(chat_tokenizer),
                 recorder=recorder,
