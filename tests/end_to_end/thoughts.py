@@ -142,9 +142,10 @@ def _count(result: ThoughtAnswer, usage: Any) -> None:
 
 @dataclass(frozen=True)
 class Oracle:
-    """`decode`: token ids -> text with control tokens. `ends`: the tokens that end an answer."""
+    """`decode`: token ids -> text with the markers; `plain`: as it is shown where no thought may come. `ends`: what ends an answer."""
 
     decode: Callable[[list[int]], str]
+    plain: Callable[[list[int]], str]
     ends: Collection[int]
     start: str = "<think>"
     end: str = "</think>"
@@ -168,7 +169,9 @@ class Oracle:
             text = self._check_thought(case, answer, text, ids, begun)
         else:
             assert answer.thought is None and not answer.counted
-        self._check_answer(kind, answer, text)
+            if case.budget == 0 and not (case.order.form and case.order.form.tools):
+                text = self.plain(ids)
+        self._check_answer(kind, case, answer, text)
         return kind
 
     def _check_thought(
@@ -195,13 +198,16 @@ class Oracle:
     def _tokens_of_start(self, ids: list[int]) -> int:
         return next(n for n in range(len(ids) + 1) if self.start in self.decode(ids[:n]))
 
-    def _check_answer(self, kind: str, answer: ThoughtAnswer, text: str) -> None:
-        if kind == "calls" or answer.calls:
+    def _check_answer(self, kind: str, case: ThoughtCase, answer: ThoughtAnswer, text: str) -> None:
+        before, call, _ = text.partition("<tool_call>")
+        if call and case.order.form and case.order.form.tools:
+            assert answer.content.strip() == before.strip()
             assert all(arguments in text for _, arguments in answer.calls.values())
-            assert self.end not in answer.content and "<tool_call>" not in answer.content
-        elif kind != "truncated" or "<tool_call>" not in text:
+        elif kind == "truncated":
             # What may become a call is held back, and a cut answer ends without it.
-            assert text.startswith(answer.content) if kind == "truncated" else answer.content == text
+            assert text.startswith(answer.content)
+        else:
+            assert answer.content == text and not answer.calls
 
 
 def summary(kinds: Counter[str], answers: Collection[ThoughtAnswer], seconds: float) -> str:
