@@ -169,6 +169,16 @@ async def test_a_profile_has_a_style_and_a_budget_of_its_own(start_gateway: Any,
     assert thought is not None and thought.most == 7 and tail(chat_tokenizer, request) == "[T]"
 
 
+async def test_a_long_marker_at_the_end_of_the_prompt_is_known(start_gateway: Any) -> None:
+    gateway = await start_gateway(FakeScript(answers=(("hm", "</q>", "Hi"),)))
+    marker = "<" + "q" * 62 + ">"
+    profile = AdapterProfile(reasoning_style={"start": marker, "end": "</q>"})
+    await gateway.adapter("acme", "own", "a" * 64, profile)
+    await answers(gateway, model="own", extra_body={"thinking_token_budget": 7})
+    thought = decode_spec(gateway.engine.requests[-1].grammar).thought
+    assert thought is not None and thought.begun
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
