@@ -110,10 +110,12 @@ def thinking_adapters(demo: LiveServer) -> Iterator[list[str]]:
             version = f"adapters/{name}/versions/1"
             until(lambda at=version: client.get(at).json()["state"] == "ready", 60, "the version is ready")  # type: ignore[misc]
             style = "think" if end == "</think>" else {"start": start, "end": end}
-            client.patch(version, json={"reasoning_style": style}).raise_for_status()
-            client.put(f"adapters/{name}/aliases/production", json={"version": 1}).raise_for_status()
+            match = {"if-match": client.get(version).headers["etag"]}
+            client.patch(version, json={"reasoning_style": style}, headers=match).raise_for_status()
+            client.put(f"adapters/{name}/aliases/production", json={"version": 1}, headers={"if-none-match": "*"}).raise_for_status()
         yield [*STYLES]
         for name in STYLES:
+            client.delete(f"adapters/{name}/aliases/production").raise_for_status()
             until(lambda at=name: client.delete(f"adapters/{at}").status_code != httpx.codes.CONFLICT, 60, "it is deleted")  # type: ignore[misc]
 
 
