@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 END_TEXT = "<|end|>"
+_NOT_IN_WORDS = "\x02"
+"""A character that is a part of no word, so that no token joins it to what follows."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,20 @@ class Vocabulary:
         return bits_of((token for token, text in texts if text and token not in controls), self.bitmask_words)
 
     def spelled(self, text: str) -> list[int]:
-        """Return the ordinary tokens that spell a text."""
+        """Return the ordinary tokens that spell a text, and nothing before it: some tokenizers begin every text with a blank."""
+        ids = self._encoded(text)
+        if self._bytes_of(ids) != text.encode():
+            ids = self._encoded(f"{_NOT_IN_WORDS}{text}")
+            while ids and len(self._bytes_of(ids)) > len(text.encode()):
+                del ids[0]
+        return ids
+
+    def _encoded(self, text: str) -> list[int]:
         ids: list[int] = self.text_tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def _bytes_of(self, ids: list[int]) -> bytes:
+        return b"".join(self.token_bytes[token_id] for token_id in ids)
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:

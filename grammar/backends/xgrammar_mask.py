@@ -7,14 +7,13 @@ text inside strings.
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from llguidance import LLTokenizer
 from pydantic import ValidationError
-from tokenizers import Tokenizer
 from torch import Tensor
 from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, StructuralTag, TokenizerInfo
 from xgrammar.tokenizer_info import VocabType
@@ -169,13 +168,13 @@ class CompiledXgrammar:
         compiled: CompiledGrammar,
         tokens: TokenSets,
         tokenizer: LLTokenizer,
-        speller: Tokenizer,
+        spelled: Callable[[str], list[int]],
         *,
         may_force_without_end: bool,
     ) -> None:
         self._start = GrammarMatcher(compiled)
         self._tokenizer = tokenizer
-        self._speller = speller
+        self.spelled = spelled
         self.tokens = tokens
         self.may_force_without_end = may_force_without_end
         self.size_bytes = int(compiled.memory_size_bytes)
@@ -187,10 +186,6 @@ class CompiledXgrammar:
         """Return the tokens that begin the tokenization of every text that begins with `text`."""
         tokens: list[int]
         tokens, _ = self._tokenizer.tokenize_partial(text.encode())
-        return tokens
-
-    def spelled(self, text: str) -> list[int]:
-        tokens: list[int] = self._speller.encode(text, add_special_tokens=False).ids
         return tokens
 
 
@@ -227,7 +222,7 @@ class XgrammarCompiler:
             compiled,
             self._token_sets(named),
             self._tokenizer,
-            self._vocabulary.text_tokenizer,
+            self._vocabulary.spelled,
             may_force_without_end=may_force_without_end(tag["format"]),
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
 
 from loraplex.grammar.backends.compiler import Mask, MaskCompiler
 from loraplex.grammar.backends.emit_llguidance import emit as emit_llguidance
@@ -19,7 +19,7 @@ from loraplex.grammar.errors import GrammarInvalid
 from loraplex.grammar.parsing.content_parser import ContentParser
 from loraplex.grammar.parsing.deltas import ContentDelta, ReasoningDelta
 from loraplex.grammar.parsing.thought_parser import ThoughtParser
-from loraplex.grammar.spec import GrammarSpec, Thought, encode_spec
+from loraplex.grammar.spec import Backend, GrammarSpec, Thought, encode_spec
 from loraplex.grammar.thought import THINK, ThoughtCounter, ThoughtMarkers, markers_of_template
 from loraplex.grammar.tree import JsonValue
 
@@ -29,6 +29,10 @@ SCHEMA: dict[str, Any] = {
     "required": ["n", "s"],
     "additionalProperties": False,
 }
+BLANK_FIRST_CORPUS = [
+    "the user asked <think> about </think> a <thing </th x> think",
+    '{"n": 12, "s": "</think>"} <th ink>\n',
+] * 5
 MARKERS = (b"</think>", b"</thi", b"<think>")
 BUDGETS = (0, 1, 16, 64, None)
 SOURCES = {"llguidance": emit_llguidance(JsonValue(SCHEMA)), "xgrammar": emit_xgrammar(JsonValue(SCHEMA))}
@@ -62,9 +66,34 @@ def _world(tokenizer_json: str, vocab_size: int, ends: frozenset[int], special: 
     return World(vocabulary, MaskCompiler(vocabulary))
 
 
-@pytest.fixture(params=[True, False], ids=["tokens", "text"])
+@cache
+def _blank_first() -> Tokenizer:
+    """As SentencePiece's: a blank begins every text, tokens span words, and bytes without a token have tokens of their own."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    own = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=[*own, *(f"<0x{i:02X}>" for i in range(256))], show_progress=False
+    )
+    tokenizer.train_from_iterator(BLANK_FIRST_CORPUS, trainer)
+    spec = json.loads(tokenizer.to_str())
+    spec["added_tokens"] = [each for each in spec["added_tokens"] if each["content"] in own]
+    return Tokenizer.from_str(json.dumps(spec))
+
+
+@pytest.fixture(params=["tokens", "text", "tokens, blank first", "text, blank first"])
 def world(request: pytest.FixtureRequest, vocabulary: Vocabulary) -> World:
-    return _world(vocabulary.tokenizer_json, vocabulary.vocab_size, vocabulary.end_token_ids, request.param)
+    special = request.param.startswith("tokens")
+    if request.param.endswith("blank first"):
+        tokenizer = _blank_first()
+        size, end = tokenizer.get_vocab_size(), tokenizer.token_to_id("</s>")
+        return _world(tokenizer.to_str(), size, frozenset({end}), special)
+    return _world(vocabulary.tokenizer_json, vocabulary.vocab_size, vocabulary.end_token_ids, special)
 
 
 def allowed(mask: Mask, vocabulary: Vocabulary) -> list[int]:
@@ -176,10 +205,11 @@ def test_rollback_and_forks_lead_to_the_same_masks(world: World) -> None:
         assert allowed(mask, world.vocabulary) in states
 
 
-def test_a_way_to_close_begins_with_the_marker(world: World) -> None:
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_a_way_to_close_begins_with_the_marker(world: World, backend: Backend) -> None:
     spec = GrammarSpec(
-        backend="llguidance",
-        source=SOURCES["llguidance"],
+        backend=backend,
+        source=SOURCES[backend],
         close=True,
         thought=Thought(start=THINK.start, end=THINK.end, begun=True),
     )
