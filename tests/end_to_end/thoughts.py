@@ -192,7 +192,9 @@ class Oracle:
             assert marker, "the end is forced at the budget"
         # Where nothing bounds thought or answer there is no mask: then the model may end inside its thought.
         is_free = case.budget is None and case.order.form is None
-        assert marker or answer.reason == "length" or is_free, "an answer ends inside its thought at the limit only"
+        assert marker or answer.reason == "length" or is_free, (
+            "an answer ends inside its thought at the limit only"
+        )
         return rest.lstrip("\n")
 
     def _tokens_before_end(self, ids: list[int]) -> int:

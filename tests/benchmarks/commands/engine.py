@@ -54,6 +54,25 @@ def decode(
     run_bench(work, out, as_json)
 
 
+def thought_step(
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+    rows: Annotated[int, typer.Option(min=2, help="Of a decode step; half of them think.")] = 16,
+    steps: Annotated[int, typer.Option(min=1, help="Counted steps of each side.")] = 128,
+    tokens: Annotated[int, typer.Option(min=1, help="Of each walk through a mask.")] = 2_000,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Decode steps while half of the rows think, and CPU time of thought's masks per token."""
+
+    async def work() -> Report:
+        from tests.benchmarks.thought_step import ThoughtJob, measure_in_subprocess
+
+        return measure_in_subprocess(ThoughtJob(resolve_model(model), dtype, rows, steps, tokens))
+
+    run_bench(work, out, as_json)
+
+
 def grammar_masks(
     model: Model = None,
     mask_rows: Annotated[int, typer.Option(min=1, help="Matchers whose masks are filled per step.")] = 64,
