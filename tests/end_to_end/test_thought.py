@@ -234,7 +234,9 @@ def assert_coverage(drawn: list[ThoughtCase], answers: list[ThoughtAnswer], kind
         form.name for form in THINKING_FORMS
     }
     thoughtful = {case.budget for case, answer in zip(drawn, answers, strict=True) if answer.thought}
-    full = {case.budget for case, each in zip(drawn, answers, strict=True) if each.counted == case.budget}
+    full: set[int | None] = {
+        case.budget for case, each in zip(drawn, answers, strict=True) if each.counted == case.budget
+    }
     assert thoughtful == {1, 16, 64, None} and full >= {1, 16, 64}
 
 

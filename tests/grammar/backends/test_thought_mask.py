@@ -171,6 +171,76 @@ def test_random_outputs(world: World, backend: str, begun: bool, budget: int | N
     assert thoughts or budget == 0 or not begun
 
 
+def pieces(world: World, text: str) -> list[int]:
+    """A token for each byte: every marker of text is split as far as it can be."""
+    return [world.vocabulary.token_bytes.index(bytes([byte])) for byte in text.encode()]
+
+
+def ways_to_end(world: World) -> list[list[int]]:
+    """The end marker as one token, or else in pieces and as the tokenizer spells it."""
+    own = world.vocabulary.tokenizer.get_added_tokens_decoder()
+    added = [token_id for token_id, token in own.items() if token.content == THINK.end]
+    return [added] if added else [pieces(world, THINK.end), world.vocabulary.spelled(THINK.end)]
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_json_that_escapes_into_the_thought_is_no_answer(world: World, backend: str) -> None:
+    document = '{"n":1,"s":"a"}'
+    for end in ways_to_end(world):
+        mask = world.mask(backend, Thought(start=THINK.start, end=THINK.end, begun=True))
+        assert all(map(mask.accept, pieces(world, document)))
+        assert not mask.is_complete() and not mask.is_final()
+        assert world.vocabulary.end_token_ids.isdisjoint(allowed(mask, world.vocabulary))
+        assert all(map(mask.accept, end)) and not mask.is_complete()
+        assert all(map(mask.accept, pieces(world, document))) and mask.is_complete()
+        text = f"{document}{THINK.end}{document}"
+        assert split(THINK, text, True, [*range(len(text))]) == (document, document)
+
+
+@pytest.mark.parametrize("most", [None, 3])
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_the_grammar_is_not_lost_at_the_end_of_thought(world: World, backend: str, most: int | None) -> None:
+    vocabulary, thought = world.vocabulary, Thought(start=THINK.start, end=THINK.end, most=most, begun=True)
+    alone = GrammarSpec(
+        backend="xgrammar" if backend == "xgrammar" else "llguidance", source=SOURCES[backend]
+    )
+    expected = set(allowed(world.compiler.compile(b"tenant", encode_spec(alone)), vocabulary))
+    lines = {i for i, data in enumerate(vocabulary.token_bytes) if data in (b"\n", b"\n\n")}
+    for end in ways_to_end(world):
+        mask = world.mask(backend, thought)
+        assert all(map(mask.accept, pieces(world, "x" * (most or 3))))
+        assert all(map(mask.accept, list(mask.forced_tokens()) or end))
+        assert set(allowed(mask, vocabulary)) == expected | lines
+
+
+def test_a_marker_split_over_two_tokens_begins_and_ends_thought(world: World) -> None:
+    own = {token.content for token in world.vocabulary.tokenizer.get_added_tokens_decoder().values()}
+    if THINK.end in own:
+        mask = world.mask("any text", Thought(start=THINK.start, end=THINK.end, begun=True))
+        *most, last = pieces(world, THINK.end)
+        assert all(map(mask.accept, most)) and not mask.accept(last), (
+            "a token of its own is the only spelling"
+        )
+        return
+    mask = world.mask("llguidance", Thought(start=THINK.start, end=THINK.end))
+    assert all(map(mask.accept, pieces(world, f"{THINK.start}</thi</think")))
+    assert not mask.is_complete() and all(map(mask.accept, pieces(world, '>{"n":1,"s":"a"}')))
+    assert mask.is_complete()
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_a_marker_inside_a_json_string_is_text(world: World, backend: str) -> None:
+    [end, *_] = ways_to_end(world)
+    for begun in (True, False):
+        mask = world.mask(backend, Thought(start=THINK.start, end=THINK.end, begun=begun))
+        document = '{"n":1,"s":"</think>"}'
+        tokens = [*(end if begun else []), *pieces(world, document)]
+        assert all(map(mask.accept, tokens)) and mask.is_complete()
+        counter = ThoughtCounter(THINK, begun=begun)
+        assert sum(counter.count(world.vocabulary.token_bytes[token]) for token in tokens) == 0
+        assert split(THINK, world.text(tokens), begun, []) == ("", document)
+
+
 def test_the_marker_is_forced_at_the_bound(world: World) -> None:
     for written in range(8):
         mask = world.mask("llguidance", Thought(start=THINK.start, end=THINK.end, most=4, begun=True))
