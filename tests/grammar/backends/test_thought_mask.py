@@ -271,6 +271,7 @@ def test_rollback_and_forks_lead_to_the_same_masks(world: World) -> None:
             copy, token = mask.fork(), chance.choice(usable)
             assert mask.accept(token) and allowed(copy, world.vocabulary) == here
         back = chance.randrange(1, len(states))
+        mask = mask.fork()
         mask.rollback(back if usable else min(back, len(states) - 1))
         assert allowed(mask, world.vocabulary) in states
 
