@@ -213,7 +213,7 @@ def test_the_demo_with_markers_of_text(
     drawn, client = cases(1_000 if pytestconfig.getoption("--long") else 60), demo.client()
     tokenizer = Tokenizer.from_file(str(demo_model / "tokenizer.json"))
     oracles = [
-        Oracle(tokenizer.decode, tokenizer.decode, {tokenizer.token_to_id("<|im_end|>")}, start, end)
+        Oracle(tokenizer.decode, tokenizer.decode, {tokenizer.get_vocab()["<|im_end|>"]}, start, end)
         for start, end in STYLES.values()
     ]
     turns = [number % len(oracles) for number in range(len(drawn))]
@@ -234,9 +234,7 @@ def assert_coverage(drawn: list[ThoughtCase], answers: list[ThoughtAnswer], kind
         form.name for form in THINKING_FORMS
     }
     thoughtful = {case.budget for case, answer in zip(drawn, answers, strict=True) if answer.thought}
-    full: set[int | None] = {
-        case.budget for case, each in zip(drawn, answers, strict=True) if each.counted == case.budget
-    }
+    full = {case.budget for case, each in zip(drawn, answers, strict=True) if each.counted == case.budget}
     assert thoughtful == {1, 16, 64, None} and full >= {1, 16, 64}
 
 
