@@ -315,9 +315,10 @@ def test_markers_are_found_in_templates() -> None:
 
 
 def test_a_marker_cannot_be_a_token_that_ends_the_answer(world: World) -> None:
-    spec = GrammarSpec(
-        backend="llguidance", source="", thought=Thought(start="<think>", end="<|end|>", begun=True)
-    )
+    ends = world.vocabulary.end_token_ids
+    end = next(text for text, token in world.vocabulary.special_tokens.items() if token in ends)
+    thought = Thought(start="<think>", end=end, begun=True)
+    spec = GrammarSpec(backend="llguidance", source="", thought=thought)
     with pytest.raises(GrammarInvalid, match="ends the answer"):
         world.compiler.compile(b"tenant", encode_spec(spec))
 
