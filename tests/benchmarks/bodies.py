@@ -35,7 +35,7 @@ AT_MOST: Final = 1.05
 HEAD: Final = ResponseHead("chatcmpl-0", 1_700_000_000, "demo/base")
 USAGE: Final = Usage(prompt_tokens=5, cached_tokens=0, completion_tokens=1)
 STATS: Final = SimpleNamespace(
-    prompt_tokens=5, completion_tokens=1, cached_tokens=0, system_fingerprint="fp_0"
+    prompt_tokens=5, completion_tokens=1, cached_tokens=0, system_fingerprint="fp_0", thought_counter=None
 )
 UNSCORED: Final[Any] = {
     "prompt_output": SimpleNamespace(prompt_logprobs=None),

@@ -160,8 +160,13 @@ SCHEMAS = (
     ),
     _case(
         "min_length_million",
-        "refused",
+        "answer",
         lambda: response_format(an_object(a={"type": "string", "minLength": 10**6})),
+    ),
+    _case(
+        "min_length_above_the_bound",
+        "refused",
+        lambda: response_format(an_object(a={"type": "string", "minLength": 2**21})),
     ),
     _case(
         "max_items_100k",

@@ -32,6 +32,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({7: 100.0}, {4: -100.0, 5: 3.0}),
     "min_tokens": (1, 5),
     "stop": (("a", "b"),),
+    "stops_behind": (("<a>", "</a>"),),
     "stop_token_ids": ((5, 6),),
     "ignore_eos": (True,),
     "include_stop_str_in_output": (True,),
