@@ -30,7 +30,7 @@ from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
 from loraplex.grammar.tree import JsonValue
 
 if TYPE_CHECKING:
-    from loraplex.grammar.backends.compiler import Mask
+    from loraplex.grammar.backends.replayed_mask import AnswerMask
 
 NAMESPACE = b"check"
 _MAX_DIGITS: Final = 4_300
@@ -113,18 +113,18 @@ class Checker:
         )
         return SchemaReport(plan.enforcement, backend, None, elapsed, accepted)
 
-    def _start(self, plan: EnforcementPlan, backend: Backend) -> "Mask":
+    def _start(self, plan: EnforcementPlan, backend: Backend) -> "AnswerMask":
         emit = emit_llguidance if backend == "llguidance" else emit_xgrammar
         spec = GrammarSpec(backend=backend, source=emit(JsonValue(plan.schema)))
         return self._compiler.compile(NAMESPACE, encode_spec(spec))
 
-    def _check_first_mask(self, start: "Mask") -> None:
+    def _check_first_mask(self, start: "AnswerMask") -> None:
         """Raises `GrammarInvalid` for a grammar without any text, as a compile check does."""
         start.fork().fill(self._bitmask, 0)
         if not self._bitmask.count_nonzero():
             raise GrammarInvalid("no text satisfies the grammar")
 
-    def _accepts(self, start: "Mask", text: str) -> bool:
+    def _accepts(self, start: "AnswerMask", text: str) -> bool:
         try:
             text.encode()
         except UnicodeEncodeError:

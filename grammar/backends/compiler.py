@@ -35,8 +35,6 @@ from loraplex.grammar.thought import KNOWN, ThoughtMarkers
 
 Compiled: TypeAlias = CompiledLlguidance | CompiledXgrammar | MarkerTokens
 EVERYBODY: Final = b"everybody"
-Mask: TypeAlias = AnswerMask
-INPUT: Final = "input"
 
 
 class Sized(Protocol):
@@ -129,14 +127,14 @@ class _TenantGrammar:
     """One llguidance grammar of one tenant: the `GrammarOwner` of its builds. `kind`: of its vocabulary, in the cache."""
 
     namespace: bytes
-    spec: GrammarSpec
+    source: str
     compiler: LlguidanceCompiler
     kind: str
     cache: CompiledCache[Compiled]
     memory: GrammarMemory
 
     def build(self) -> CompiledLlguidance:
-        compiled = self.compiler.compile(self.spec.source, self)
+        compiled = self.compiler.compile(self.source, self)
         self.memory.add(self.namespace, compiled)
         return compiled
 
@@ -150,7 +148,7 @@ class _TenantGrammar:
 
     @property
     def _key(self) -> Hashable:
-        return self.kind, self.spec.source
+        return self.kind, self.source
 
 
 class MaskCompiler:
@@ -173,7 +171,7 @@ class MaskCompiler:
         """Build what every grammar needs before the first request: seconds for 128k tokens."""
         self._ready()
 
-    def compile(self, namespace: bytes, data: bytes) -> Mask:
+    def compile(self, namespace: bytes, data: bytes) -> AnswerMask:
         """Return a mask at the grammar's start. Raises `GrammarInvalid`, also for bytes that are no spec."""
         try:
             spec = decode_spec(data)
@@ -209,29 +207,26 @@ class MaskCompiler:
         self, namespace: bytes, source: str, compiler: LlguidanceCompiler
     ) -> Callable[[], LlguidanceMask]:
         """Return what makes the mask of an input's grammar."""
-        grammar = _TenantGrammar(
-            namespace,
-            GrammarSpec(backend="llguidance", source=source),
-            compiler,
-            INPUT,
-            self._cache,
-            self._memory,
-        )
-        compiled, closer = grammar.rebuilt(), self._ready().closer
+        compiled, closer = self._llguidance(namespace, source, compiler, "input"), self._ready().closer
         return lambda: compiled.mask(closer, fast_forward=False, closes=False)
 
     def _answer(self, namespace: bytes, spec: GrammarSpec) -> LlguidanceMask | XgrammarMask:
-        backends = self._ready()
-        key = spec.backend, spec.source
-        built = self._cache.get(namespace, key, lambda: self._build(backends, namespace, spec))
-        compiled = cast("CompiledLlguidance | CompiledXgrammar", built)
+        backends, source = self._ready(), spec.source
+        compiled: CompiledLlguidance | CompiledXgrammar
+        if spec.backend == "llguidance":
+            compiled = self._llguidance(namespace, source, backends.llguidance, spec.backend)
+        else:
+            built = self._cache.get(
+                namespace, (spec.backend, source), lambda: backends.xgrammar.compile(source)
+            )
+            compiled = cast("CompiledXgrammar", built)
         return compiled.mask(backends.closer, fast_forward=spec.fast_forward, closes=spec.close)
 
-    def _build(self, backends: _Backends, namespace: bytes, spec: GrammarSpec) -> Compiled:
-        if spec.backend == "xgrammar":
-            return backends.xgrammar.compile(spec.source)
-        own = _TenantGrammar(namespace, spec, backends.llguidance, spec.backend, self._cache, self._memory)
-        return own.build()
+    def _llguidance(
+        self, namespace: bytes, source: str, compiler: LlguidanceCompiler, kind: str
+    ) -> CompiledLlguidance:
+        grammar = _TenantGrammar(namespace, source, compiler, kind, self._cache, self._memory)
+        return grammar.rebuilt()
 
     def _ready(self) -> _Backends:
         with self._lock:

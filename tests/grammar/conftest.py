@@ -8,7 +8,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
-from loraplex.grammar.backends.compiler import Mask, MaskCompiler
+from loraplex.grammar.backends.compiler import MaskCompiler
+from loraplex.grammar.backends.replayed_mask import AnswerMask
 from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
 from loraplex.grammar.tree import Node
@@ -53,11 +54,11 @@ class Backends:
     compiler: MaskCompiler
     tokenizer: Tokenizer
 
-    def from_source(self, backend: Backend, source: str, *, close: bool = False) -> Mask:
+    def from_source(self, backend: Backend, source: str, *, close: bool = False) -> AnswerMask:
         spec = GrammarSpec(backend=backend, source=source, close=close)
         return self.compiler.compile(b"tenant", encode_spec(spec))
 
-    def mask(self, backend: Backend, node: Node, *, close: bool = False) -> Mask:
+    def mask(self, backend: Backend, node: Node, *, close: bool = False) -> AnswerMask:
         emit: Callable[[Node], str] = (emit_llguidance if backend == "llguidance" else emit_xgrammar).emit
         return self.from_source(backend, emit(node), close=close)
 
@@ -65,12 +66,12 @@ class Backends:
         ids: list[int] = self.tokenizer.encode(text).ids
         return ids
 
-    def accepts(self, mask: Mask, text: str) -> bool:
+    def accepts(self, mask: AnswerMask, text: str) -> bool:
         """Whether `text` is a whole document; `mask` does not advance."""
         walker = mask.fork()
         return all(walker.accept(token_id) for token_id in self.tokens(text)) and walker.is_complete()
 
-    def allowed(self, mask: Mask) -> set[int]:
+    def allowed(self, mask: AnswerMask) -> set[int]:
         """The ids whose bit is set, padding and the unused end of the last word among them."""
         bitmask = torch.full((3, self.vocabulary.bitmask_words), 0x5A5A5A5A, dtype=torch.int32)
         mask.fill(bitmask, 1)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import torch
 
 from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
-from loraplex.grammar.backends.compiler import Mask, MaskCompiler
+from loraplex.grammar.backends.compiler import MaskCompiler
+from loraplex.grammar.backends.replayed_mask import AnswerMask
 from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.constraints import JsonSchemaValue
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
@@ -34,18 +35,18 @@ class Walks:
         self._words = vocabulary.bitmask_words
         self._size = vocabulary.vocab_size
 
-    def start(self, schema: JsonSchemaValue, backend: Backend) -> Mask:
+    def start(self, schema: JsonSchemaValue, backend: Backend) -> AnswerMask:
         """Raises `GrammarInvalid`."""
         emit = emit_llguidance.emit if backend == "llguidance" else emit_xgrammar.emit
         source = emit(JsonValue(schema, "compact" if backend == "llguidance" else "flexible"))
         return self._compiler.compile(b"", encode_spec(GrammarSpec(backend=backend, source=source)))
 
-    def accepts(self, start: Mask, text: str) -> bool:
+    def accepts(self, start: AnswerMask, text: str) -> bool:
         """Whether exactly this text goes through to the end."""
         mask = start.fork()
         return all(mask.accept(token) for token in self._tokenizer.encode(text).ids) and mask.is_complete()
 
-    def texts(self, start: Mask, count: int, seed: int) -> Iterator[str]:
+    def texts(self, start: AnswerMask, count: int, seed: int) -> Iterator[str]:
         """Whole documents; walks that grow too long are given up. Raises `DeadEnd`."""
         source = random.Random(seed)
         for _ in range(count):
@@ -53,7 +54,7 @@ class Walks:
             if tokens is not None:
                 yield self._tokenizer.decode(tokens)
 
-    def _walk(self, start: Mask, source: random.Random) -> list[int] | None:
+    def _walk(self, start: AnswerMask, source: random.Random) -> list[int] | None:
         mask, tokens = start.fork(), list[int]()
         for _ in range(MAX_TOKENS):
             allowed = self._allowed(mask)
@@ -70,7 +71,7 @@ class Walks:
             tokens.append(token)
         return None
 
-    def _allowed(self, mask: Mask) -> list[int]:
+    def _allowed(self, mask: AnswerMask) -> list[int]:
         bitmask = torch.zeros((1, self._words), dtype=torch.int32)
         mask.fill(bitmask, 0)
         words = bitmask[0].tolist()

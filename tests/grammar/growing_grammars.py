@@ -13,8 +13,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from loraplex.grammar.backends import emit_llguidance
-from loraplex.grammar.backends.compiler import CompilerConfig, Mask, MaskCompiler
+from loraplex.grammar.backends.compiler import CompilerConfig, MaskCompiler
 from loraplex.grammar.backends.llguidance_mask import LlguidanceLimits
+from loraplex.grammar.backends.replayed_mask import AnswerMask
 from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.spec import GrammarSpec, encode_spec
 from loraplex.grammar.tree import Pattern
@@ -53,7 +54,7 @@ def compiler_of(
     return MaskCompiler(vocabulary, CompilerConfig(tenant_cache_bytes=tenant_bytes, llguidance=limits))
 
 
-def allowed_by(mask: Mask, vocabulary: Vocabulary) -> list[int]:
+def allowed_by(mask: AnswerMask, vocabulary: Vocabulary) -> list[int]:
     """The tokens that `mask` allows, in order, without those that end the text."""
     bitmask = torch.zeros((1, vocabulary.bitmask_words), dtype=torch.int32)
     mask.fill(bitmask, 0)
@@ -62,7 +63,7 @@ def allowed_by(mask: Mask, vocabulary: Vocabulary) -> list[int]:
     return [token_id for token_id in found if token_id not in vocabulary.end_token_ids]
 
 
-def walk(mask: Mask, vocabulary: Vocabulary, tokens: int, seed: int) -> None:
+def walk(mask: AnswerMask, vocabulary: Vocabulary, tokens: int, seed: int) -> None:
     """Decode random tokens that the mask allows."""
     drawn = random.Random(seed)
     for _ in range(tokens):

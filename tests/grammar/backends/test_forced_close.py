@@ -8,7 +8,7 @@ import jsonschema_rs
 import pytest
 
 from loraplex.grammar.backends import forced_close
-from loraplex.grammar.backends.compiler import Mask
+from loraplex.grammar.backends.replayed_mask import AnswerMask
 from loraplex.grammar.spec import Backend
 from loraplex.grammar.tree import (
     Alternation,
@@ -78,7 +78,7 @@ LLGUIDANCE_ALONE: list[dict[str, Any]] = [
 ]
 
 
-def walk_to_the_end(backends: "Backends", mask: Mask, chance: random.Random, budget: int) -> str:
+def walk_to_the_end(backends: "Backends", mask: AnswerMask, chance: random.Random, budget: int) -> str:
     """Random tokens as long as the way to the end stays within the budget, then that way."""
     way = mask.closing_tokens(budget)
     assert way is not None

@@ -9,9 +9,10 @@ import torch
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
-from loraplex.grammar.backends.compiler import Mask, MaskCompiler
+from loraplex.grammar.backends.compiler import MaskCompiler
 from loraplex.grammar.backends.escaped_vocabulary import unescaped
 from loraplex.grammar.backends.llguidance_tokenizer import llguidance_tokenizer
+from loraplex.grammar.backends.replayed_mask import AnswerMask
 from loraplex.grammar.backends.vocabulary import Vocabulary, byte_vocabulary
 from loraplex.grammar.builder.output_plan import OutputPlan, plan_output
 from loraplex.grammar.constraints import ContextFreeGrammar, OutputConstraints, Regex, SchemaLimits, Tool
@@ -81,7 +82,9 @@ def plan_of(style: ToolStyle, choice: str = "required", only: str | None = None)
     return plan_output(constraints, style, limits=SchemaLimits())
 
 
-def walk(mask: Mask, vocabulary: Vocabulary, chance: random.Random, most: int = 900) -> list[int] | None:
+def walk(
+    mask: AnswerMask, vocabulary: Vocabulary, chance: random.Random, most: int = 900
+) -> list[int] | None:
     tokens: list[int] = []
     while len(tokens) < most:
         bitmask = torch.zeros((1, vocabulary.bitmask_words), dtype=torch.int32)

@@ -10,9 +10,10 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
 
-from loraplex.grammar.backends.compiler import Mask, MaskCompiler
+from loraplex.grammar.backends.compiler import MaskCompiler
 from loraplex.grammar.backends.emit_llguidance import emit as emit_llguidance
 from loraplex.grammar.backends.emit_xgrammar import emit as emit_xgrammar
+from loraplex.grammar.backends.replayed_mask import AnswerMask
 from loraplex.grammar.backends.thought_mask import MarkerTokens
 from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.errors import GrammarInvalid
@@ -45,7 +46,7 @@ class World:
     vocabulary: Vocabulary
     compiler: MaskCompiler
 
-    def mask(self, backend: str, thought: Thought) -> Mask:
+    def mask(self, backend: str, thought: Thought) -> AnswerMask:
         source = SOURCES.get(backend, "")
         spec = GrammarSpec(
             backend="xgrammar" if backend == "xgrammar" else "llguidance", source=source, thought=thought
@@ -96,14 +97,14 @@ def world(request: pytest.FixtureRequest, vocabulary: Vocabulary) -> World:
     return _world(vocabulary.tokenizer_json, vocabulary.vocab_size, vocabulary.end_token_ids, special)
 
 
-def allowed(mask: Mask, vocabulary: Vocabulary) -> list[int]:
+def allowed(mask: AnswerMask, vocabulary: Vocabulary) -> list[int]:
     bitmask = torch.zeros((1, vocabulary.bitmask_words), dtype=torch.int32)
     mask.fill(bitmask, 0)
     words = bitmask[0].tolist()
     return [i for i in range(vocabulary.vocab_size) if words[i // 32] >> (i % 32) & 1]
 
 
-def walk(world: World, mask: Mask, chance: random.Random, most: int = 400) -> list[int] | None:
+def walk(world: World, mask: AnswerMask, chance: random.Random, most: int = 400) -> list[int] | None:
     """Tokens until the end of the output, drawn from those allowed; None for an answer without an end."""
     vocabulary, tokens, nasty = (
         world.vocabulary,

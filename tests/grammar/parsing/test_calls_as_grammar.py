@@ -11,7 +11,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer
 
 from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
-from loraplex.grammar.backends.compiler import Mask, MaskCompiler
+from loraplex.grammar.backends.compiler import MaskCompiler
+from loraplex.grammar.backends.replayed_mask import AnswerMask
 from loraplex.grammar.backends.vocabulary import Vocabulary, byte_vocabulary
 from loraplex.grammar.constraints import JsonSchemaValue
 from loraplex.grammar.parsing.deltas import ArgumentsDelta, ContentDelta, OutputDelta, ToolCallStart
@@ -77,20 +78,20 @@ def format_of(style: ToolStyle, mode: str) -> ToolCallFormat:
     return ToolCallFormat(syntax, placement, dict.fromkeys(SCHEMAS))
 
 
-def mask_of(tree: Node, backend: Backend, with_control_tokens: bool) -> Mask:
+def mask_of(tree: Node, backend: Backend, with_control_tokens: bool) -> AnswerMask:
     emit = emit_llguidance.emit if backend == "llguidance" else emit_xgrammar.emit
     spec = GrammarSpec(backend=backend, source=emit(tree), close=True)
     return compiler(with_control_tokens).compile(b"tenant", encode_spec(spec))
 
 
-def allowed_tokens(mask: Mask, words: int) -> list[int]:
+def allowed_tokens(mask: AnswerMask, words: int) -> list[int]:
     bitmask = torch.zeros((1, words), dtype=torch.int32)
     mask.fill(bitmask, 0)
     bits = bitmask[0].tolist()
     return [word * 32 + bit for word in range(words) for bit in range(32) if bits[word] >> bit & 1]
 
 
-def walk(mask: Mask, of: Vocabulary, chance: random.Random, begins: str, steps: int) -> Iterator[int]:
+def walk(mask: AnswerMask, of: Vocabulary, chance: random.Random, begins: str, steps: int) -> Iterator[int]:
     """Token ids of a whole answer, at first along `begins` if the grammar lets it, random for some steps, then closed."""
     favourites = {token for letter in FAVOURITES for token in of.tokenizer.encode(letter).ids}
     towards = of.tokenizer.encode(begins, add_special_tokens=False).ids
