@@ -5,14 +5,13 @@ Invariant: what stays has every call of its results, all instructions, and the n
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Self, TypeVar
+from typing import Self, TypeVar
 
 from loraplex.platform.errors import ContextTooLong
-from loraplex.platform.parameters.chat_messages import ChatMessage
+from loraplex.platform.parameters.chat_messages import INSTRUCTIONS, ChatMessage
 from loraplex.platform.parameters.request_models import ChatRequest
 
 T = TypeVar("T")
-INSTRUCTIONS: Final = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True)

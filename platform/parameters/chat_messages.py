@@ -25,7 +25,8 @@ from loraplex.platform.parameters.value_types import (
     bounded_list,
 )
 
-ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+INSTRUCTIONS: Final = ("system", "developer")
+ROLES: Final = (*INSTRUCTIONS, "user", "assistant", "tool")
 MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 4096
 MAX_CALLS: Final = 128

@@ -8,6 +8,7 @@ from pydantic import Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from loraplex.engine.sampling_params import MAX_STOP_STRINGS
+from loraplex.grammar.constraints import Tool
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.parameters.message_blocks import (
     MARKER,
@@ -58,6 +59,10 @@ class MessageTool(RequestObject):
     strict: Annotated[bool, Boolean()] = False
     allowed_callers: Annotated[list[str] | None, _ONLY_DIRECT] = None
     cache_control: Annotated[CacheControl | None, MARKER] = None
+
+    def tool(self, place: str) -> Tool:
+        """Return the tool that the model calls. `place`: its path in the body."""
+        return Tool(self.name, self.description, self.input_schema, self.strict, f"{place}.input_schema")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.parameters.request_object import RequestObject
 from loraplex.platform.parameters.response_format import BOUNDS
 from loraplex.platform.parameters.tools import DESCRIPTION, MAX_TOOLS, FunctionDefinition, Mode
-from loraplex.platform.parameters.unsupported_tools import MAX_TYPE, HostTool
+from loraplex.platform.parameters.unsupported_tools import MAX_TYPE, HostTool, hosted_of
 from loraplex.platform.parameters.value_errors import refused
 from loraplex.platform.parameters.value_types import (
     MAX_IDENTIFIER,
@@ -196,11 +196,6 @@ class ResponseTools(Kind):
             raise refused(self.allowed, [*tools])
         own = [each for each in offered if not isinstance(each, HostTool)]
         return ToolSet(tuple(tools.values()), names, hosted_of(offered, "tools"), own)
-
-
-def hosted_of(tools: Sequence[object], place: str) -> tuple[tuple[str, HostTool], ...]:
-    """Return those of the tools that a host runs, with their places in the body."""
-    return tuple((f"{place}[{i}]", each) for i, each in enumerate(tools) if isinstance(each, HostTool))
 
 
 def _flattened(offered: list[Member | Namespace | HostTool]) -> Iterator[tuple[str, ToolName, Tool]]:

@@ -1,5 +1,6 @@
 """`tools` and `tool_choice`: the functions that a model may call, and those that it must call (OpenAI API)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
@@ -138,12 +139,17 @@ class ToolChoices(Kind):
         return ToolChoice(choice.allowed_tools.mode, tuple(names))
 
 
-def _read_tools(definitions: list[ToolDefinition]) -> tuple[Tool, ...]:
+def differently_named(placed: Iterable[tuple[str, Tool]]) -> tuple[Tool, ...]:
+    """Return the tools, each given with the object in the body that has its name. Raises `InvalidParameter` for a second of one name."""
     tools: dict[str, Tool] = {}
-    for index, each in enumerate(definitions):
-        tool = each.function.tool(each.function.name, f"tools[{index}].function")
+    for place, tool in placed:
         if tool.name in tools:
-            where = f"tools[{index}].function.name"
+            where = f"{place}.name"
             raise InvalidParameter(f"`{where}` is {tool.name!r}, the name of an earlier tool.", param=where)
         tools[tool.name] = tool
     return tuple(tools.values())
+
+
+def _read_tools(definitions: list[ToolDefinition]) -> tuple[Tool, ...]:
+    placed = ((f"tools[{index}].function", each.function) for index, each in enumerate(definitions))
+    return differently_named((place, function.tool(function.name, place)) for place, function in placed)

@@ -11,7 +11,7 @@ from loraplex.platform.errors import InvalidParameter, UnsupportedTool
 
 HEADER: Final = "x-loraplex-unsupported-tools"
 IGNORE: Final = "ignore"
-IGNORED_HEADER: Final = "x-loraplex-ignored"
+LEFT_OUT_HEADER: Final = "x-loraplex-ignored"
 MAX_TYPE: Final = 64
 
 
@@ -20,6 +20,11 @@ class HostTool:
     """A tool of another API's host. `type`: by which a client asks for it, at most `MAX_TYPE` characters."""
 
     type: str
+
+
+def hosted_of(tools: Sequence[object], place: str) -> tuple[tuple[str, HostTool], ...]:
+    """Return those of the tools that a host runs, with their places in the body."""
+    return tuple((f"{place}[{i}]", each) for i, each in enumerate(tools) if isinstance(each, HostTool))
 
 
 def leave_out(
@@ -40,4 +45,4 @@ def leave_out(
             param=place,
         )
     if tools:
-        response_headers[IGNORED_HEADER] = ", ".join(place for place, _ in tools)
+        response_headers[LEFT_OUT_HEADER] = ", ".join(place for place, _ in tools)

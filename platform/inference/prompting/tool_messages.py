@@ -14,11 +14,10 @@ from loraplex.grammar.constraints import Tool
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.grammar.tools.prompt_text import WrittenCall, render_calls, render_result, render_tools
 from loraplex.platform.errors import InvalidBody, InvalidParameter
-from loraplex.platform.parameters.chat_messages import ChatMessage, ToolCall
+from loraplex.platform.parameters.chat_messages import INSTRUCTIONS, ChatMessage, ToolCall
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 
 ARGUMENT_LIMITS: Final = BodyLimits()
-_SYSTEM: Final = ("system", "developer")
 MISTRAL_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
 
 
@@ -46,13 +45,13 @@ def with_leading_system(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage
 
     For templates that refuse or drop the others.
     """
-    if not any(message.role in _SYSTEM for message in messages[1:]):
+    if not any(message.role in INSTRUCTIONS for message in messages[1:]):
         return messages
-    leading = list(takewhile(lambda message: message.role in _SYSTEM, messages))
+    leading = list(takewhile(lambda message: message.role in INSTRUCTIONS, messages))
     turns = [leading] if leading else []
     moved = False
     for message in messages[len(leading) :]:
-        late = message.role in _SYSTEM
+        late = message.role in INSTRUCTIONS
         message = replace(message, role="user") if late else message
         if turns and turns[-1][-1].role == message.role == "user" and (late or moved):
             turns[-1].append(message)
@@ -127,7 +126,7 @@ def _without_calls(message: ChatMessage, style: ToolStyle) -> ChatMessage:
 
 def _with_tools(messages: list[ChatMessage], text: str, system: bool) -> list[ChatMessage]:
     first = messages[0]
-    if first.role in _SYSTEM:
+    if first.role in INSTRUCTIONS:
         return [replace(first, content=f"{first.content}\n\n{text}"), *messages[1:]]
     if system:
         return [ChatMessage("system", text), *messages]

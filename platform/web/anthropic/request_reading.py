@@ -3,7 +3,6 @@
 from typing import Any, Final
 
 from loraplex.grammar.constraints import JsonSchema, Tool
-from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.inference.admission import IGNORED_HEADER
 from loraplex.platform.parameters.messages_request import (
     CountTokensRequest,
@@ -12,8 +11,8 @@ from loraplex.platform.parameters.messages_request import (
     MessageToolChoice,
 )
 from loraplex.platform.parameters.request_models import ChatRequest
-from loraplex.platform.parameters.tools import Mode, ToolChoice
-from loraplex.platform.parameters.unsupported_tools import HostTool, leave_out
+from loraplex.platform.parameters.tools import Mode, ToolChoice, differently_named
+from loraplex.platform.parameters.unsupported_tools import hosted_of, leave_out
 from loraplex.platform.web.anthropic.conversation import ConversationReader
 from loraplex.platform.web.anthropic.errors import client_headers
 from loraplex.platform.web.inference_plane import DialectContext
@@ -58,19 +57,11 @@ def read_request(body: CountTokensRequest, context: DialectContext) -> ChatReque
 
 def _tools(body: CountTokensRequest, context: DialectContext) -> tuple[Tool, ...]:
     """Return the tools that the prompt contains."""
-    placed = [(f"tools[{index}]", tool) for index, tool in enumerate(body.tools)]
-    hosted = [(place, tool) for place, tool in placed if isinstance(tool, HostTool)]
-    leave_out(hosted, context.request_headers, context.response_headers)
-    tools: dict[str, Tool] = {}
-    for place, tool in placed:
-        if isinstance(tool, MessageTool):
-            if tool.name in tools:
-                message = f"`{place}.name` is {tool.name!r}, the name of an earlier tool."
-                raise InvalidParameter(message, param=f"{place}.name")
-            tools[tool.name] = Tool(
-                tool.name, tool.description, tool.input_schema, tool.strict, f"{place}.input_schema"
-            )
-    return tuple(tools.values())
+    leave_out(hosted_of(body.tools, "tools"), context.request_headers, context.response_headers)
+    placed = ((f"tools[{index}]", tool) for index, tool in enumerate(body.tools))
+    return differently_named(
+        (place, tool.tool(place)) for place, tool in placed if isinstance(tool, MessageTool)
+    )
 
 
 def _tool_choice(choice: MessageToolChoice) -> ToolChoice:

@@ -8,8 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Final
 
-from loraplex.platform.inference.truncation import INSTRUCTIONS
-from loraplex.platform.parameters.chat_messages import ChatMessage
+from loraplex.platform.parameters.chat_messages import INSTRUCTIONS, ChatMessage
 from loraplex.platform.parameters.responses_input import (
     CallOutputItem,
     InputItem,

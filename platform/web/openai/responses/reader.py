@@ -15,10 +15,9 @@ from loraplex.platform.parameters.responses_tools import (
     ChosenTools,
     ResponseToolChoice,
     ToolSet,
-    hosted_of,
 )
 from loraplex.platform.parameters.tools import ToolChoice
-from loraplex.platform.parameters.unsupported_tools import HostTool, leave_out
+from loraplex.platform.parameters.unsupported_tools import HostTool, hosted_of, leave_out
 from loraplex.platform.web.inference_plane import DialectContext
 from loraplex.platform.web.openai.responses.conversation import read_items
 
