@@ -5,14 +5,13 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from loraplex.platform.web.anthropic.response_models import MessageErrorDocument
-from loraplex.platform.web.openapi import referred_body, streamed
+from loraplex.platform.web.openapi import streamed
 from loraplex.platform.web.responses import EVERYWHERE
 
 EVENTS: Final = (
     *("message_start", "content_block_start", "content_block_delta", "content_block_stop"),
     *("message_delta", "message_stop", "ping", "error"),
 )
-described: Final = referred_body
 
 
 def responses(whole: type[BaseModel], *, streams: bool) -> dict[int | str, dict[str, Any]]:

@@ -10,8 +10,9 @@ from loraplex.platform.parameters.request_models import CompletionRequest
 from loraplex.platform.web.inference_plane import Dialect, plane_of, requires_inference
 from loraplex.platform.web.openai.completion_responses import CompletionChunks, collect_completion
 from loraplex.platform.web.openai.generation_response import GenerationWriter
-from loraplex.platform.web.openai.openapi import body_schema, generation_responses
+from loraplex.platform.web.openai.openapi import generation_responses
 from loraplex.platform.web.openai.response_models import Completion
+from loraplex.platform.web.openapi import referred_body
 from loraplex.platform.web.request_timeout import TIMEOUT_PARAMETER
 
 WRITER: Final = GenerationWriter("cmpl", CompletionChunks, collect_completion, chat=False)
@@ -23,7 +24,7 @@ router = APIRouter()
 @router.post(
     "/completions",
     responses=generation_responses(Completion, Completion),
-    openapi_extra=body_schema(CompletionRequest) | TIMEOUT_PARAMETER,
+    openapi_extra=referred_body(CompletionRequest) | TIMEOUT_PARAMETER,
 )
 async def completions(
     request: Request, caller: Annotated[Caller, requires_inference(cached=True)]

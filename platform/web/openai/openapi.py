@@ -1,13 +1,11 @@
 """OpenAPI schemas of the inference plane: the models of request bodies, responses and stream events, by status."""
 
-from typing import Any, Final
+from typing import Any
 
 from pydantic import BaseModel
 
-from loraplex.platform.web.openapi import reference, referred_body, streamed
+from loraplex.platform.web.openapi import reference, streamed
 from loraplex.platform.web.responses import documented
-
-body_schema: Final = referred_body
 
 
 def generation_responses(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:

@@ -11,8 +11,8 @@ from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.parameters.request_models import DetokenizeRequest, TokenizeRequest
 from loraplex.platform.parameters.request_object import read_object
 from loraplex.platform.web.inference_plane import json_response, plane_of, requires_inference
-from loraplex.platform.web.openai.openapi import body_schema
 from loraplex.platform.web.openai.response_models import DetokenizedText, TokenCount, encoded
+from loraplex.platform.web.openapi import referred_body
 from loraplex.platform.web.responses import documented
 from loraplex.platform.web.transport.body_budget import body_lease
 
@@ -22,7 +22,7 @@ router = APIRouter()
 
 
 @router.post(
-    "/tokenize", responses=documented(response=TokenCount), openapi_extra=body_schema(TokenizeRequest)
+    "/tokenize", responses=documented(response=TokenCount), openapi_extra=referred_body(TokenizeRequest)
 )
 async def tokenize(request: Request, caller: Authorized) -> Response:
     plane = plane_of(request)
@@ -39,7 +39,7 @@ async def tokenize(request: Request, caller: Authorized) -> Response:
 @router.post(
     "/detokenize",
     responses=documented(response=DetokenizedText),
-    openapi_extra=body_schema(DetokenizeRequest),
+    openapi_extra=referred_body(DetokenizeRequest),
 )
 async def detokenize(request: Request, caller: Authorized) -> Response:
     plane = plane_of(request)

@@ -10,11 +10,12 @@ from loraplex.platform.parameters.request_models import ModelRequest
 from loraplex.platform.parameters.responses_request import InputTokensRequest, ResponsesRequest
 from loraplex.platform.parameters.unsupported_tools import HEADER, IGNORE
 from loraplex.platform.web.inference_plane import Dialect, json_response, plane_of, requires_inference
-from loraplex.platform.web.openai.openapi import body_schema, generation_responses
+from loraplex.platform.web.openai.openapi import generation_responses
 from loraplex.platform.web.openai.response_models import encoded
 from loraplex.platform.web.openai.responses.events import respond
 from loraplex.platform.web.openai.responses.models import InputTokenCount, ResponseEvent, ResponseObject
 from loraplex.platform.web.openai.responses.reader import NAMES, read_conversation, read_responses
+from loraplex.platform.web.openapi import referred_body
 from loraplex.platform.web.request_timeout import TIMEOUT_PARAMETER
 from loraplex.platform.web.responses import documented
 
@@ -33,7 +34,7 @@ router = APIRouter()
 
 
 def _described(model: type[ModelRequest], *parameters: dict[str, Any]) -> dict[str, Any]:
-    return {**body_schema(model), "parameters": [_UNSUPPORTED, *parameters]}
+    return {**referred_body(model), "parameters": [_UNSUPPORTED, *parameters]}
 
 
 @router.post(
