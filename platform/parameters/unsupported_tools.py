@@ -5,7 +5,7 @@ Invariant: such a tool is never left out unless the request's header says so, an
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from loraplex.platform.errors import InvalidParameter, UnsupportedTool
 
@@ -13,6 +13,14 @@ HEADER: Final = "x-loraplex-unsupported-tools"
 IGNORE: Final = "ignore"
 LEFT_OUT_HEADER: Final = "x-loraplex-ignored"
 MAX_TYPE: Final = 64
+HEADER_PARAMETER: Final[dict[str, Any]] = {
+    "name": HEADER,
+    "in": "header",
+    "required": False,
+    "description": f"`{IGNORE}`: tools that only a host can run are left out, and named in `{LEFT_OUT_HEADER}`, instead of refused.",
+    "schema": {"enum": [IGNORE]},
+}
+"""The header in the OpenAPI document of an operation."""
 
 
 @dataclass(frozen=True, slots=True)

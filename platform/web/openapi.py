@@ -117,9 +117,11 @@ def reference(model: type[BaseModel]) -> dict[str, str]:
     return {"$ref": _REFERENCE.format(model=model.__name__)}
 
 
-def referred_body(model: type[BaseModel]) -> dict[str, Any]:
-    """Build the `requestBody` of an operation whose model is one of `Application.models`."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference(model)}}}}
+def referred_body(model: type[BaseModel], *headers: dict[str, Any]) -> dict[str, Any]:
+    """Build the `openapi_extra` of a route whose body's model is one of `Application.models`. `headers`: those it reads."""
+    content = {"application/json": {"schema": reference(model)}}
+    extra: dict[str, Any] = {"requestBody": {"required": True, "content": content}}
+    return {**extra, "parameters": [*headers]} if headers else extra
 
 
 def streamed(

@@ -13,15 +13,11 @@ _MEANING: Final = (
     "Without effect where the server's own limit is shorter."
 )
 TIMEOUT_PARAMETER: Final[dict[str, Any]] = {
-    "parameters": [
-        {
-            "name": TIMEOUT_HEADER,
-            "in": "header",
-            "required": False,
-            "description": _MEANING,
-            "schema": {"type": "number", "exclusiveMinimum": 0},
-        }
-    ]
+    "name": TIMEOUT_HEADER,
+    "in": "header",
+    "required": False,
+    "description": _MEANING,
+    "schema": {"type": "number", "exclusiveMinimum": 0},
 }
 """The header in the OpenAPI document of an operation."""
 

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.parameters.messages_request import CountTokensRequest, MessagesRequest
+from loraplex.platform.parameters.unsupported_tools import HEADER_PARAMETER
 from loraplex.platform.web.anthropic.message_events import respond
 from loraplex.platform.web.anthropic.openapi import responses
 from loraplex.platform.web.anthropic.request_reading import NAMES, read_request
@@ -36,7 +37,7 @@ router = APIRouter(prefix=PREFIX, tags=["inference"])
 @router.post(
     "/messages",
     responses=responses(MessageDocument, streams=True),
-    openapi_extra=referred_body(MessagesRequest) | TIMEOUT_PARAMETER,
+    openapi_extra=referred_body(MessagesRequest, HEADER_PARAMETER, TIMEOUT_PARAMETER),
 )
 async def messages(request: Request, caller: Annotated[Caller, requires_inference(cached=True)]) -> Response:
     return await plane_of(request).generate(request, caller, DIALECT)
@@ -45,7 +46,7 @@ async def messages(request: Request, caller: Annotated[Caller, requires_inferenc
 @router.post(
     "/messages/count_tokens",
     responses=responses(InputTokens, streams=False),
-    openapi_extra=referred_body(CountTokensRequest),
+    openapi_extra=referred_body(CountTokensRequest, HEADER_PARAMETER),
 )
 async def count_tokens(request: Request, caller: Annotated[Caller, requires_inference()]) -> Response:
     tokens = await plane_of(request).count(request, caller, CountTokensRequest, read_request, NAMES)

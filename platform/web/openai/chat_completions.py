@@ -24,7 +24,7 @@ router = APIRouter()
 @router.post(
     "/chat/completions",
     responses=generation_responses(ChatCompletion, ChatCompletionChunk),
-    openapi_extra=referred_body(ChatRequest) | TIMEOUT_PARAMETER,
+    openapi_extra=referred_body(ChatRequest, TIMEOUT_PARAMETER),
 )
 async def chat_completions(
     request: Request, caller: Annotated[Caller, requires_inference(cached=True)]

@@ -24,7 +24,7 @@ router = APIRouter()
 @router.post(
     "/completions",
     responses=generation_responses(Completion, Completion),
-    openapi_extra=referred_body(CompletionRequest) | TIMEOUT_PARAMETER,
+    openapi_extra=referred_body(CompletionRequest, TIMEOUT_PARAMETER),
 )
 async def completions(
     request: Request, caller: Annotated[Caller, requires_inference(cached=True)]

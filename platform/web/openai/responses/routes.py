@@ -1,14 +1,13 @@
 """`/v1/responses`, and `/v1/responses/input_tokens`, which counts the tokens of its prompt."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from loraplex.platform.auth.authenticator import Caller
-from loraplex.platform.parameters.request_models import ModelRequest
 from loraplex.platform.parameters.responses_request import InputTokensRequest, ResponsesRequest
-from loraplex.platform.parameters.unsupported_tools import HEADER, IGNORE
+from loraplex.platform.parameters.unsupported_tools import HEADER_PARAMETER
 from loraplex.platform.web.inference_plane import Dialect, json_response, plane_of, requires_inference
 from loraplex.platform.web.openai.openapi import generation_responses
 from loraplex.platform.web.openai.response_models import encoded
@@ -22,25 +21,14 @@ from loraplex.platform.web.responses import documented
 DIALECT: Final = Dialect(
     operation="chat", body=ResponsesRequest, read=read_responses, respond=respond, names=NAMES
 )
-_UNSUPPORTED: Final[dict[str, Any]] = {
-    "name": HEADER,
-    "in": "header",
-    "required": False,
-    "description": "`ignore`: tools that only a host can run are left out, and named in `x-loraplex-ignored`, instead of refused.",
-    "schema": {"enum": [IGNORE]},
-}
 
 router = APIRouter()
-
-
-def _described(model: type[ModelRequest], *parameters: dict[str, Any]) -> dict[str, Any]:
-    return {**referred_body(model), "parameters": [_UNSUPPORTED, *parameters]}
 
 
 @router.post(
     "/responses",
     responses=generation_responses(ResponseObject, ResponseEvent),
-    openapi_extra=_described(ResponsesRequest, *TIMEOUT_PARAMETER["parameters"]),
+    openapi_extra=referred_body(ResponsesRequest, HEADER_PARAMETER, TIMEOUT_PARAMETER),
 )
 async def responses(request: Request, caller: Annotated[Caller, requires_inference(cached=True)]) -> Response:
     return await plane_of(request).generate(request, caller, DIALECT)
@@ -49,7 +37,7 @@ async def responses(request: Request, caller: Annotated[Caller, requires_inferen
 @router.post(
     "/responses/input_tokens",
     responses=documented(response=InputTokenCount),
-    openapi_extra=_described(InputTokensRequest),
+    openapi_extra=referred_body(InputTokensRequest, HEADER_PARAMETER),
 )
 async def input_tokens(request: Request, caller: Annotated[Caller, requires_inference()]) -> Response:
     tokens = await plane_of(request).count(request, caller, InputTokensRequest, read_conversation, NAMES)

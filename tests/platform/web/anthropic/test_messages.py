@@ -226,6 +226,9 @@ async def test_tools_of_a_host_are_left_out_aloud(start_gateway: Any) -> None:
     assert wrong.status_code == 400 and "must be absent or `ignore`" in wrong.json()["error"]["message"]
     without = await gateway.post(PATH, body(), **header)
     assert "x-loraplex-ignored" not in without.headers
+    paths = (await gateway.get("/openapi.json", [])).json()["paths"]
+    for path in (PATH, f"{PATH}/count_tokens", "/v1/responses", "/v1/responses/input_tokens"):
+        assert {*header} <= {each["name"] for each in paths[path]["post"]["parameters"]}
 
 
 @pytest.mark.parametrize(
