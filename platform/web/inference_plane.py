@@ -220,7 +220,9 @@ class InferencePlane:
                 found = await self.read_model(request, caller, values.model)
                 values = values.with_defaults(found.defaults)
                 async with self.tokenizing.slot(caller.tenant_id):
-                    [ids] = await self.pipeline.prompt_ids(values, found, caller.tenant_id, only_counted=True)
+                    [ids] = await self.pipeline.encoder.encode(
+                        values, found, caller.tenant_id, only_counted=True
+                    )
         except (InvalidParameter, GrammarRefused) as error:
             rename_parameter(error, names)
             raise

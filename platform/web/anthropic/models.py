@@ -27,8 +27,8 @@ def model_info(plane: InferencePlane, model: ResolvedModel) -> ModelInfo:
         id=model.name,
         display_name=model.name,
         created_at=datetime.fromtimestamp(plane.started if model.created is None else model.created, UTC),
-        max_input_tokens=plane.pipeline.context_tokens,
-        max_tokens=plane.pipeline.context_tokens,
+        max_input_tokens=plane.pipeline.encoder.context_tokens,
+        max_tokens=plane.pipeline.encoder.context_tokens,
     )
 
 

@@ -46,5 +46,5 @@ def _card(plane: InferencePlane, model: ResolvedModel) -> ModelCard:
         root=model.adapter or model.name,
         parent=None if model.adapter is None else plane.dependencies.served_model_name,
         system_fingerprint=plane.dependencies.engine.info().system_fingerprint,
-        max_model_len=plane.pipeline.context_tokens,
+        max_model_len=plane.pipeline.encoder.context_tokens,
     )

@@ -30,9 +30,9 @@ async def tokenize(request: Request, caller: Authorized) -> Response:
         values = await plane.read_body(request, caller, partial(read_object, TokenizeRequest), lease)
         found = await plane.read_model(request, caller, values.model)
         async with plane.tokenizing.slot(caller.tenant_id):
-            prompts = await plane.pipeline.prompt_ids(values, found, caller.tenant_id)
+            prompts = await plane.pipeline.encoder.encode(values, found, caller.tenant_id)
     tokens = prompts[0] if len(prompts) == 1 else prompts
-    limit, count = plane.pipeline.context_tokens, sum(map(len, prompts))
+    limit, count = plane.pipeline.encoder.context_tokens, sum(map(len, prompts))
     return json_response(encoded(TokenCount.model_construct(count=count, max_model_len=limit, tokens=tokens)))
 
 
@@ -46,7 +46,7 @@ async def detokenize(request: Request, caller: Authorized) -> Response:
     with body_lease(request) as lease:
         values = await plane.read_body(request, caller, partial(read_object, DetokenizeRequest), lease)
         await plane.read_model(request, caller, values.model)
-        plane.pipeline.check_vocabulary(values.tokens, "tokens")
+        plane.pipeline.encoder.check_vocabulary(values.tokens, "tokens")
         async with plane.tokenizing.slot(caller.tenant_id):
             text = await asyncio.to_thread(plane.dependencies.prompts.text_of, values.tokens)
     return json_response(encoded(DetokenizedText(prompt=text)))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from loraplex.platform.errors import ContextTooLong
-from loraplex.platform.inference import pipeline
+from loraplex.platform.inference import prompt_encoding
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.inference.prompting import chat_template
 
@@ -27,8 +27,8 @@ class Encoding:
         self.error: Exception | None = None
         self.release = threading.Event()
         self._lock = threading.Lock()
-        monkeypatch.setattr(pipeline, "MAX_ENCODING", 1)
-        monkeypatch.setattr(pipeline.InferencePipeline, "_encode_large", self._encode)
+        monkeypatch.setattr(prompt_encoding, "MAX_ENCODING", 1)
+        monkeypatch.setattr(prompt_encoding.PromptEncoder, "_encode_large", self._encode)
 
     def _encode(self, *_: Any) -> list[list[int]]:
         with self._lock:

@@ -15,7 +15,7 @@ from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly
 from loraplex.grammar.spec import decode_spec
 from loraplex.platform.errors import WorkersUnavailable
 from loraplex.platform.inference.dependencies import ServingConfig
-from loraplex.platform.inference.pipeline import INLINE_CHARACTERS
+from loraplex.platform.inference.prompt_encoding import INLINE_CHARACTERS
 from loraplex.platform.parameters.json_object import size_of
 from loraplex.platform.parameters.request_object import read_reporting
 from loraplex.tenants.registry.records import AdapterProfile
@@ -347,7 +347,7 @@ async def test_a_large_body_is_checked_and_counted_off_the_event_loop(
         monkeypatch.setattr(name, watching)
 
     watched("loraplex.platform.web.inference_plane.read_reporting", read_reporting, lambda *_: "checked")
-    watched("loraplex.platform.inference.pipeline.size_of", size_of, lambda value, most: most)
+    watched("loraplex.platform.inference.prompt_encoding.size_of", size_of, lambda value, most: most)
     gateway = await start_gateway(FakeScript(answers=(ONE,)))
     values = {"type": "object", "properties": {"a": {"enum": list(range(30_000))}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": values}}
