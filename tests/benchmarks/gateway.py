@@ -1,7 +1,8 @@
 """What a request costs the gateway from its HTTP head to its settlement, in this checkout and in an earlier commit of it.
 
-Invariant: both commits are measured in turn, each in a process and with stores of its own; they get the same requests, which a
-scripted engine answers. Client and stores share the machine's cores, but do not count as CPU time of the gateway.
+Invariant: both commits serve all the while, each in a process and with stores of its own, and are measured in short turns: a shared
+machine is faster and slower from second to second. They get the same requests, which a scripted engine answers.
+Client and stores share the machine's cores, but do not count as CPU time of the gateway.
 """
 
 import asyncio
@@ -9,11 +10,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from types import SimpleNamespace
 from typing import Any, Final
 from uuid import UUID
@@ -76,29 +77,33 @@ Figures = dict[str, float]
 
 def measure_gateway(shape: GatewayShape, against: str | None) -> Report:
     """Measure this checkout, and in turn with it the commit `against`. Raises `BenchFailed`."""
-    before: list[dict[str, Figures]] = []
-    after: list[dict[str, Figures]] = []
-    with earlier_checkout(against) as earlier:
-        for _ in range(shape.rounds):
-            if earlier is not None:
-                before.append(measure_checkout(earlier, shape))
-            after.append(measure_checkout(CHECKOUT, shape))
-    report = Report("gateway", (*(f"before_{each}" for each in COLUMNS if before), *COLUMNS))
-    for name in MODELS:
-        figure = {each: median(run[name][each] for run in after) for each in COLUMNS}
-        for each in COLUMNS if before else ():
-            figure[f"before_{each}"] = median(run[name][each] for run in before)
-        if before:
+    with earlier_checkout(against) as earlier, ExitStack() as running:
+        checkouts = {"": CHECKOUT} if earlier is None else {"before_": earlier, "": CHECKOUT}
+        gateways = {prefix: running.enter_context(served(each)) for prefix, each in checkouts.items()}
+        figures = {name: measure_in_turn(gateways, model, shape) for name, model in MODELS.items()}
+    report = Report("gateway", (*(f"before_{each}" for each in COLUMNS if earlier), *COLUMNS))
+    for name, figure in figures.items():
+        if earlier is not None:
             ratio = figure["cpu_ms"] / figure["before_cpu_ms"]
             report.ratios.append(Ratio(f"{name}: CPU time after / before", ratio, AT_MOST, "at most"))
         report.cases.append(Case(name, asdict(shape) | {"against": against}, figure))
     return report
 
 
-def measure_checkout(checkout: Path, shape: GatewayShape) -> dict[str, Figures]:
-    """Measure the gateway of a checkout for each model."""
-    with served(checkout) as serving:
-        return {name: asyncio.run(measure(serving, model, shape)) for name, model in MODELS.items()}
+def measure_in_turn(gateways: Mapping[str, Serving], model: str, shape: GatewayShape) -> Figures:
+    """Measure every gateway in each round, the last of a round first in the next: its CPU time on average, and medians of latency."""
+    runs: dict[str, list[Figures]] = {prefix: [] for prefix in gateways}
+    order = list(gateways)
+    for turn in range(shape.rounds):
+        for prefix in order:
+            warm_up = 0 if turn else WARM_UP
+            runs[prefix].append(asyncio.run(measure(gateways[prefix], model, shape, warm_up)))
+        order.reverse()
+    return {
+        f"{prefix}{column}": (mean if column == "cpu_ms" else median)(run[column] for run in found)
+        for prefix, found in runs.items()
+        for column in COLUMNS
+    }
 
 
 @contextmanager
@@ -134,9 +139,9 @@ def stop(gateway: "subprocess.Popen[bytes]") -> None:
         gateway.kill()
 
 
-async def measure(serving: Serving, model: str, shape: GatewayShape) -> Figures:
-    """Send the requests for one model, after some that do not count."""
-    await send(serving, model, WARM_UP, shape.connections)
+async def measure(serving: Serving, model: str, shape: GatewayShape, warm_up: int = WARM_UP) -> Figures:
+    """Send the requests for one model, after `warm_up` that do not count."""
+    await send(serving, model, warm_up, shape.connections)
     before_s = cpu_seconds(serving.pid)
     waits = await send(serving, model, shape.requests, shape.connections)
     cpu_s = cpu_seconds(serving.pid) - before_s
@@ -222,6 +227,7 @@ def dependencies_of(database: Database, admissions: QuotaAdmissionController) ->
     """Build what a gateway's routes use, with a scripted engine. What requests for plain text of token ids never use is absent."""
     absent: Any = SimpleNamespace(
         special_tokens=frozenset(),
+        thought_markers=None,
         continuation_ids=lambda text: [],
         record=lambda stats: None,
         record_adapter=lambda digest, name: None,

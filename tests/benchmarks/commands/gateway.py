@@ -20,9 +20,9 @@ from loraplex.platform.cli.bench import AsJson, Length, Out, print_progress, run
 
 def gateway(
     against: Annotated[str | None, typer.Option(help="An earlier commit, measured in turn.")] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Of each model in each round.")] = 2000,
+    requests: Annotated[int, typer.Option(min=1, help="Of each model in each round.")] = 100,
     connections: Annotated[int, typer.Option(min=1)] = 8,
-    rounds: Annotated[int, typer.Option(min=1, help="Processes of each commit.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each commit.")] = 120,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
