@@ -75,8 +75,9 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True):
     """The behaviour of a `FakeEngine`. Times in seconds.
 
     `answers[c % len]` has the texts of the tokens of choice c, which then ends with "stop"; without answers text goes on
-    until `max_tokens`. `token_ids`: those of such texts; the ids of others are drawn. `digest` "echo" reports the requested adapter; any other value is reported as is. `cached_tokens` is
-    capped at the prompt's length, as is `prefilled_tokens`: the computed ones of a prompt that is aborted before `Started`.
+    until `max_tokens`. `token_ids`: those of such texts; the ids of others are drawn. `digest` "echo" reports the requested adapter;
+    any other value is reported as is. `cached_tokens` is capped at the prompt's length, as is `prefilled_tokens`: the computed ones
+    of a prompt that is aborted before `Started`.
     `queue_s`, `prefill_s`, `grammar_s`, `adapter_s` and `causes` are what `Started` reports, whatever passed.
     `stats` overrides numbers of `stats()` by field name, and names the newest `adapter_slots` adapters as those on the device;
     one that was not there before counts as a load. `probe` is the report of a probe, with the digest of the probed

@@ -25,8 +25,9 @@ class ThoughtCount(Protocol):
 class RequestStats:
     """Statistics of a request, filled while it runs: one engine request per prompt, `n` choices each.
 
-    `prompt_lengths`: the tokens of each prompt; from `num_prompts` on, if given, of the choices scored behind one. `submitted`: when the engine got them. `queue_s` and `prefill_s` are the
-    engine's: the longest of the prompts; `grammar_s` and `adapter_s` are parts of `queue_s`.
+    `prompt_lengths`: the tokens of each prompt; from `num_prompts` on, if given, of the choices scored behind one. `submitted`: when
+    the engine got them. `queue_s` and `prefill_s` are the engine's: the longest of the prompts; `grammar_s` and `adapter_s` are parts
+    of `queue_s`.
     `first_token` and `last_token` are None when none was delivered; `token_gaps` are the times between successive delivered
     tokens of one choice. `finish_reason` is the engine's, or `error`, or `abort` when the client disconnected.
     `finished_choices` ended without being aborted. `prompt_tokens`: those that the engine computed or found in its cache, a
