@@ -3,7 +3,7 @@
 Invariant: a process that only waits, for whatever it may be, reports nothing; so a parent need not know how long a stage takes.
 """
 
-import os
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,8 +42,9 @@ def _report(report: Callable[[Report], None], ended: threading.Event) -> None:
 
 
 def _used_cpu_s() -> float:
-    """Of this process and its children that have ended, such as compilers."""
-    return sum(os.times()[:4])
+    """Of this process and its children that have ended, such as compilers. `os.times` rounds to ticks of `MIN_CPU_S`."""
+    uses = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(use.ru_utime + use.ru_stime for use in uses)
 
 
 def _read_bytes() -> int:
