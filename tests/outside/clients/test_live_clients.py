@@ -26,6 +26,8 @@ from tests.outside.clients.environments import (
     variables,
 )
 
+from loraplex.platform.web.cursors import MAX_LIMIT
+
 __all__ = ["demo_model"]
 
 # What was settled so long ago is in the report of usage.
@@ -90,11 +92,12 @@ def new_key(server: LiveServer, name: str) -> dict[str, Any]:
 def usage_of(server: LiveServer, key_id: str, requests: int) -> dict[str, int]:
     """What was settled for a key, once it is at least `requests`, or after `SETTLED_S`."""
     now = datetime.now(UTC)
-    query = {
+    query: dict[str, str | int] = {
         "from": (now - timedelta(days=1)).isoformat(),
         "to": (now + timedelta(days=1)).isoformat(),
         "bucket": "1mo",
         "group_by": "key",
+        "limit": MAX_LIMIT,
     }
     deadline = time.monotonic() + SETTLED_S
     while True:
