@@ -141,7 +141,8 @@ def stop(gateway: "subprocess.Popen[bytes]") -> None:
 
 async def measure(serving: Serving, model: str, shape: GatewayShape, warm_up: int = WARM_UP) -> Figures:
     """Send the requests for one model, after `warm_up` that do not count."""
-    await send(serving, model, warm_up, shape.connections)
+    if warm_up:
+        await send(serving, model, warm_up, shape.connections)
     before_s = cpu_seconds(serving.pid)
     waits = await send(serving, model, shape.requests, shape.connections)
     cpu_s = cpu_seconds(serving.pid) - before_s
