@@ -4,16 +4,11 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable
-from functools import partial
 from itertools import pairwise
 from typing import Any
-from uuid import UUID
 
 import openai
 import pytest
-from starlette.datastructures import Headers
-from tests.platform.parameters.request_parts import read_parameters
-from tests.platform.web.gateway import SECRET
 from tests.platform.web.openai.responses_events import (
     MODEL,
     PATH,
@@ -24,16 +19,7 @@ from tests.platform.web.openai.responses_events import (
 )
 
 from loraplex.engine.fake_engine import FakeScript, Fault
-from loraplex.grammar.constraints import ContextFreeGrammar, Regex
-from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.inference.thought_seal import ThoughtSeal
-from loraplex.platform.inference.truncation import ConversationRequest
-from loraplex.platform.server.secret import derive
-from loraplex.platform.web.inference_plane import DialectContext
-from loraplex.platform.web.openai.responses.reader import read_responses
-from loraplex.tenants.accounts.tenants import TenantRepository
 
-TENANT = UUID(int=1)
 TEXTS = FakeScript(answers=(("Hello", " wörld\n", '"!"'),))
 SCHEMA = {
     "type": "object",
@@ -288,61 +274,6 @@ async def test_tools_of_a_host_are_refused_or_left_out_aloud(start_gateway: Any)
     assert wrong.json()["error"]["param"] == "x-loraplex-unsupported-tools"
 
 
-@pytest.mark.parametrize(
-    ("choice", "names", "mode"),
-    [
-        ("none", None, "none"),
-        ("required", None, "required"),
-        ({"type": "function", "name": "get_weather"}, ("get_weather",), "required"),
-        ({"type": "custom", "name": "note"}, ("note",), "required"),
-        ({"type": "custom", "name": "write", "namespace": "crm"}, ("crm__write",), "required"),
-        (
-            {
-                "type": "allowed_tools",
-                "mode": "auto",
-                "tools": [{"type": "namespace", "name": "crm"}, {"type": "custom", "name": "note"}],
-            },
-            ("crm__find", "crm__write", "note"),
-            "auto",
-        ),
-    ],
-)
-def test_choices_of_tools(choice: Any, names: tuple[str, ...] | None, mode: str) -> None:
-    values = read({"tools": TOOLS, "tool_choice": choice})
-    assert values.tool_choice is not None
-    assert (values.tool_choice.names, values.tool_choice.mode) == (names, mode)
-    assert [tool.name for tool in values.tools] == ["get_weather", "note", "crm__find", "crm__write"]
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"type": "function", "name": "note"},
-        {"type": "custom", "name": "write"},
-        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "erp"}]},
-    ],
-)
-def test_a_choice_that_is_not_offered(choice: Any) -> None:
-    with pytest.raises(InvalidParameter, match="which is not in `tools`") as refused:
-        read({"tools": TOOLS, "tool_choice": choice})
-    assert refused.value.param == "tool_choice"
-
-
-def test_a_namespace_is_chosen_in_a_list_alone() -> None:
-    """The official types have it nowhere else."""
-    with pytest.raises(InvalidParameter, match="`tool_choice`") as refused:
-        read({"tools": TOOLS, "tool_choice": {"type": "namespace", "name": "crm"}})
-    assert refused.value.param == "tool_choice"
-
-
-def test_the_description_of_a_namespace_is_read() -> None:
-    find, write = read({"tools": [CRM]}).tools
-    assert (find.description, write.description) == ("Customers", "Customers")
-    described = {**CRM, "tools": [{**NOTE, "name": "write"}]}
-    [write] = read({"tools": [described]}).tools
-    assert write.description == "Customers\n\nKeeps a note"
-
-
 async def test_a_response_repeats_what_was_read(start_gateway: Any) -> None:
     """Members that clients add, also of other types than the official ones, come back to nobody."""
     gateway = await start_gateway(TEXTS)
@@ -357,188 +288,6 @@ async def test_a_response_repeats_what_was_read(start_gateway: Any) -> None:
     assert weather == WEATHER
     assert note == {**NOTE, "format": None} and [each["name"] for each in crm["tools"]] == ["find", "write"]
     assert not any(name in json.dumps(document) for name in added)
-
-
-def test_custom_tools_are_held_by_their_grammar() -> None:
-    formats: list[Any] = [
-        {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"},
-        {"type": "grammar", "syntax": "regex", "definition": "a+"},
-        {"type": "text"},
-    ]
-    tools = [{"type": "custom", "name": f"t{index}", "format": each} for index, each in enumerate(formats)]
-    held = [tool.input for tool in read({"tools": tools}).tools]
-    assert held == [ContextFreeGrammar("start: /a+/"), Regex("a+"), None]
-
-
-def read(fields: dict[str, Any], headers: dict[str, str] | None = None) -> ConversationRequest:
-    body = read_parameters("responses", {"model": MODEL, "input": "hello", **fields})
-    return read_responses(body, context(headers))
-
-
-def context(headers: dict[str, str] | None = None, tenant: UUID = TENANT) -> DialectContext:
-    seal = ThoughtSeal(partial(derive, SECRET), tenant)
-    return DialectContext(request_headers=Headers(headers or {}), response_headers={}, seal=seal, text=None)  # type: ignore[arg-type]
-
-
-def test_thought_comes_back_sealed_or_plain() -> None:
-    seal = context().seal.seal(MODEL, "I think.")
-    items: list[Any] = [
-        {"role": "user", "content": "a"},
-        {
-            "type": "reasoning",
-            "content": [{"type": "reasoning_text", "text": "other"}],
-            "encrypted_content": seal,
-        },
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": "c"},
-        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "plain"}]},
-        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
-        {"type": "function_call", "call_id": "2", "name": "f", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "2", "output": "r"},
-        {"type": "function_call_output", "call_id": "1", "output": "r"},
-        {"role": "assistant", "content": "d"},
-        {"role": "assistant", "content": "e"},
-    ]
-    messages = read({"input": items}).messages
-    written = [(each.role, each.content, each.reasoning, len(each.tool_calls)) for each in messages]
-    assert written == [
-        ("user", "a", "", 0),
-        ("assistant", "b", "I think.", 0),
-        ("user", "c", "", 0),
-        ("assistant", "", "plain", 2),
-        ("tool", "r", "", 0),
-        ("tool", "r", "", 0),
-        ("assistant", "d", "", 0),
-        ("assistant", "e", "", 0),
-    ]
-    current = read({"input": items, "reasoning": {"context": "current_turn"}}).messages
-    assert [each.reasoning for each in current if each.role == "assistant"] == ["", "plain", "", ""]
-
-
-def test_a_seal_makes_the_key_of_a_model_once() -> None:
-    purposes: list[bytes] = []
-
-    def derive_key(*parts: bytes) -> bytes:
-        purposes.append(parts[-1])
-        return derive(SECRET, *parts)
-
-    seal = ThoughtSeal(derive_key, TENANT)
-    for number in range(3):
-        for model in ("a", "a@1", "b"):
-            assert seal.open(model, seal.seal(model, f"{number}"), "input") == f"{number}"
-    assert purposes == [b"a", b"b"]
-
-
-def test_instructions_come_first() -> None:
-    """As codex sends them: several messages of the developer before the user's."""
-    items = [{"role": role, "content": role} for role in ("developer", "system", "user", "developer")]
-    messages = read({"input": items, "instructions": "first"}).messages
-    assert [(each.role, each.content) for each in messages] == [
-        ("system", "first"),
-        *((role, role) for role in ("developer", "system", "user", "developer")),
-    ]
-
-
-@pytest.mark.parametrize("change", ["altered", "tenant", "model", "foreign"])
-async def test_thought_sealed_for_others_is_refused(start_gateway: Any, change: str) -> None:
-    gateway = await start_gateway(TEXTS)
-    async with gateway.database.as_operator() as session:
-        tenant = (await TenantRepository(session).get("acme")).id
-    seal = context(tenant=UUID(int=2) if change == "tenant" else tenant).seal
-    sealed = seal.seal("other" if change == "model" else MODEL, "I think.")
-    good = context(tenant=tenant).seal.seal(MODEL, "I think.")
-    if change in ("altered", "foreign"):
-        sealed = (
-            f"{good[:20]}{'A' if good[20] != 'A' else 'B'}{good[21:]}" if change == "altered" else "gAAAAA=="
-        )
-    items: list[Any] = [
-        {"role": "user", "content": "a"},
-        {"type": "reasoning", "summary": [], "encrypted_content": sealed},
-    ]
-    refused = await gateway.post(PATH, {"model": MODEL, "input": items})
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "input[1].encrypted_content"
-    items[1]["encrypted_content"] = good
-    assert (await gateway.post(PATH, {"model": MODEL, "input": items})).status_code == 200
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "store": ({"store": True}, "store", "unsupported_parameter"),
-    "previous": ({"previous_response_id": "resp_1"}, "previous_response_id", "unsupported_parameter"),
-    "conversation": ({"conversation": "conv_1"}, "conversation", "unsupported_parameter"),
-    "background": ({"background": True}, "background", "unsupported_parameter"),
-    "prompt": ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
-    "context": (
-        {"context_management": [{"type": "compaction"}]},
-        "context_management",
-        "unsupported_parameter",
-    ),
-    "moderation": ({"moderation": {"model": "m"}}, "moderation", "unsupported_parameter"),
-    "reference": ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0]", "unsupported_parameter"),
-    "image": (
-        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
-        "input[0].content[0]",
-        "unsupported_parameter",
-    ),
-    "file": (
-        {
-            "input": [
-                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-                {
-                    "type": "function_call_output",
-                    "call_id": "c",
-                    "output": [{"type": "input_file", "file_id": "f"}],
-                },
-            ]
-        },
-        "input[1].output[0]",
-        "unsupported_parameter",
-    ),
-    "unknown output": (
-        {"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]},
-        "input[0].call_id",
-        "invalid_value",
-    ),
-    "twice": (
-        {"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f", "input": ""}] * 2},
-        "input[1].call_id",
-        "invalid_value",
-    ),
-    "collision": (
-        {"tools": [CRM, {"type": "custom", "name": "crm__find"}]},
-        "tools[1].name",
-        "invalid_value",
-    ),
-    "nested": ({"tools": [{**CRM, "tools": [CRM]}]}, "tools[0].tools[0]", "invalid_value"),
-    "129 tools": (
-        {"tools": [{"type": "function", "name": f"f{index}"} for index in range(129)]},
-        "tools",
-        "invalid_value",
-    ),
-    "include": ({"include": ["file_search_call.results"]}, "include[0]", "invalid_value"),
-    "top_logprobs": ({"top_logprobs": 1}, "top_logprobs", "invalid_value"),
-    "too long": ({"max_output_tokens": 4096}, "input", "context_length_exceeded"),
-    "effort": ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
-    "schema": (
-        {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "nothing"}}}},
-        "text.format.schema",
-        "invalid_schema",
-    ),
-    "unknown": ({"temprature": 1}, "temprature", "unknown_parameter"),
-    "of chat": ({"messages": []}, "messages", "unknown_parameter"),
-    "personality": ({"personality": "friendly"}, "personality", "unsupported_parameter"),
-}
-
-
-async def test_what_is_not_offered_is_refused_by_name(start_gateway: Any) -> None:
-    gateway = await start_gateway(TEXTS)
-    for name, (fields, param, code) in REFUSED.items():
-        response = await gateway.post(PATH, {"model": MODEL, "input": "hello", **fields})
-        error = response.json()["error"]
-        assert response.status_code == 400, name
-        assert (error["param"], error["code"]) == (param, code), error
-        assert param in error["message"] or name == "too long", error
-    assert not gateway.engine.requests
 
 
 async def largest_gap_s(running: Awaitable[Any]) -> tuple[Any, float]:
