@@ -8,6 +8,7 @@ EngineError
 │   └── QueueShareExceeded  the tenant of the request has filled its share of that queue
 ├── EngineUnavailable       the engine process is down, restarting or draining
 │   ├── ServerShuttingDown  the gateway drains: it refuses the request, or its time to finish is over
+│   ├── EngineDraining      the engine drains: it takes no request, or ended this one at the end of its grace
 │   └── EngineLost          the engine process ended while it had the request
 │       └── EngineLostTwice the request was submitted once more, and that engine was lost, too
 ├── RequestTimeout          a deadline of the request passed
@@ -83,6 +84,12 @@ class EngineUnavailable(EngineError):
 
 class ServerShuttingDown(EngineUnavailable):
     code = "server_shutting_down"
+
+
+class EngineDraining(EngineUnavailable):
+    """Another engine may take the request, or go on with it."""
+
+    code = "engine_draining"
 
 
 class EngineLost(EngineUnavailable):

@@ -13,8 +13,8 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from loraplex.engine.errors import (
+    EngineDraining,
     EngineError,
-    EngineUnavailable,
     InvalidRequest,
     NamespaceForgotten,
     PromptTooLong,
@@ -174,9 +174,9 @@ class FakeEngine:
             aborted.set()
 
     async def probe(self, adapter: AdapterRef) -> ProbeReport:
-        """Return the scripted report at once. Raises `EngineUnavailable` while draining."""
+        """Return the scripted report at once. Raises `EngineDraining` while draining."""
         if self._draining:
-            raise EngineUnavailable("the engine is draining")
+            raise EngineDraining("the engine is draining")
         self.probed.append(adapter)
         del self.probed[:-RECORDED]
         fingerprint = self.script.info.system_fingerprint
@@ -221,7 +221,7 @@ class FakeEngine:
 
     def _check(self, request: EngineRequest) -> None:
         if self._draining:
-            raise EngineUnavailable("the engine is draining")
+            raise EngineDraining("the engine is draining")
         if request.request_id in self._live:
             raise InvalidRequest("request_id", "`request_id` is in use")
         request.sampling.validate(self.script.info.vocab_size, scores=request.scores is not None)

@@ -19,7 +19,13 @@ import structlog
 from loraplex.engine.adapter_probe.probe import probe_adapter
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.engine import Engine, StepResult
-from loraplex.engine.errors import EngineError, EngineLost, EngineUnavailable, InvalidRequest
+from loraplex.engine.errors import (
+    EngineDraining,
+    EngineError,
+    EngineLost,
+    EngineUnavailable,
+    InvalidRequest,
+)
 from loraplex.engine.messages import (
     AdapterRef,
     EngineInfo,
@@ -201,7 +207,7 @@ class LocalEngine:
         if self._ended is not None:
             return Failed(request.request_id, EngineUnavailable.code, self._ended)
         if self._draining:
-            return Failed(request.request_id, EngineUnavailable.code, "the engine is draining")
+            return Failed(request.request_id, EngineDraining.code, "the engine is draining")
         if request.request_id in self._streams:
             return Failed(request.request_id, InvalidRequest.code, "`request_id` is in use", "request_id")
         return None

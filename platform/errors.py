@@ -297,6 +297,7 @@ ENGINE_TABLE: Final[dict[str, ErrorRow]] = {
     engine_errors.QueueShareExceeded.code: ErrorRow(429, _RATE, "rate_limit_exceeded", retry_after_s=1),
     engine_errors.EngineUnavailable.code: ErrorRow(503, _SERVER, "engine_unavailable", retry_after_s=2),
     engine_errors.ServerShuttingDown.code: ErrorRow(503, _SERVER, "server_shutting_down", retry_after_s=2),
+    engine_errors.EngineDraining.code: ErrorRow(503, _SERVER, "engine_unavailable", retry_after_s=2),
     engine_errors.EngineLost.code: ErrorRow(503, _SERVER, "engine_unavailable", retry_after_s=2),
     engine_errors.EngineLostTwice.code: ErrorRow(503, _SERVER, "engine_unavailable", repeatable=False),
     engine_errors.RequestTimeout.code: ErrorRow(504, _SERVER, "timeout"),

@@ -18,6 +18,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from loraplex.engine.errors import (
+    EngineDraining,
     EngineError,
     EngineLost,
     EngineOverloaded,
@@ -214,7 +215,7 @@ class RoutedRequest:
 
 
 def _is_refusal(event: Event) -> bool:
-    return isinstance(event, Failed) and event.code == EngineUnavailable.code
+    return isinstance(event, Failed) and event.code in (EngineUnavailable.code, EngineDraining.code)
 
 
 def lost(request_id: str, reason: str) -> Failed:
