@@ -34,9 +34,10 @@ from loraplex.engine.runner_loading import load_runner, max_tokens
 from loraplex.engine.scheduling.fairness import FairShare
 from loraplex.engine.scheduling.scheduler import Scheduler
 from loraplex.engine.scheduling.step_statistics import StepStatistics
+from loraplex.engine.scheduling.stop_conditions import received_reason
 from loraplex.engine.step_watch import StepWatch
 from loraplex.engine.structured_output.bitmask_filling import BitmaskFiller
-from loraplex.engine.structured_output.grammar_compilation import GrammarCompilation
+from loraplex.engine.structured_output.grammar_compilation import GrammarCompilation, GrammarJob
 from loraplex.engine.token_mask import TokenMask, TokenMaskFactory
 
 
@@ -103,6 +104,7 @@ class Engine:
         self._overlaps = overlaps(config.scheduler.overlap, model.device)
         self._isolation = StepIsolation(self.runner, self.scheduler.sampling_rows)
         self._in_flight: IsolatedStep | None = None
+        self._ended: list[StepOutput] = []
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._corrupted = self._aborted = 0
         self.step_watch = StepWatch(config.step_warning_s, clock)
@@ -130,13 +132,16 @@ class Engine:
     def add(self, request: EngineRequest) -> list[Sequence]:
         """Queue a request and return its choices. Raises `InvalidRequest` or `EngineOverloaded`."""
         if request.grammar is None:
-            return self.scheduler.add(request)
+            sequences = self.scheduler.add(request)
+            self._end_received(sequences)
+            return sequences
         if self._compilation is None:
             raise UnsupportedFeature("grammar", "this engine decodes without grammars")
         sequences = self.scheduler.add(request)
         ticket = _ticket(sequences[0])
         self._uncompiled[ticket] = sequences
-        before = self._compilation.start(ticket, request.namespace, request.grammar)
+        responses = [self._masked_tokens(request.received.get(each.choice, [])) for each in sequences]
+        before = self._compilation.start(GrammarJob(ticket, request.namespace, request.grammar, responses))
         sequences[0].note(grammars_before=before)
         return sequences
 
@@ -175,7 +180,8 @@ class Engine:
         # With no step in flight every token is known, and no result can change which rows are sampled.
         rows = None if plan is None or before is not None else self.scheduler.sampling_rows(plan)
         launched = None if plan is None else self._launch(plan, rows)
-        outputs = [] if before is None else self._complete_step(before)
+        outputs, self._ended = self._ended, []
+        outputs += [] if before is None else self._complete_step(before)
         if launched is not None:
             if before is not None and before.has_failed:
                 launched.follow(before)
@@ -277,18 +283,31 @@ class Engine:
             for sequence in self._masks.poll():
                 sequence.awaits_mask = False
 
-    def _begin(self, sequences: list[Sequence], outcome: TokenMask | GrammarFailed) -> None:
+    def _begin(self, sequences: list[Sequence], outcome: list[TokenMask] | GrammarFailed) -> None:
         """Start the masks of a request: all choices share one compilation, each with its own state."""
         if isinstance(outcome, GrammarFailed):
             self._fail(sequences, outcome)
             return
-        try:
-            masks = [outcome, *(outcome.fork() for _ in sequences[1:])]
-        except BaseException as error:  # noqa: BLE001 - reported; extension modules panic with no `Exception`
-            self._fail(sequences, GrammarFailed(f"the grammar's matcher broke down: {type(error).__name__}"))
-            return
-        for sequence, mask in zip(sequences, masks, strict=True):
+        for sequence, mask in zip(sequences, outcome, strict=True):
             sequence.token_mask = mask
+        try:
+            self._end_received(sequences)
+        except BaseException as error:  # noqa: BLE001 - reported; extension modules panic with no `Exception`
+            self._fail(sequences, GrammarFailed.of(error))
+
+    def _masked_tokens(self, received: list[int]) -> list[int]:
+        """Return the tokens that a mask is behind: an end token is none of its document."""
+        ends = bool(received) and received[-1] in self.model.config.eos_token_ids
+        return received[:-1] if ends else received
+
+    def _end_received(self, sequences: list[Sequence]) -> None:
+        """End those whose last token has been sent by the engine that began them, and their end has not."""
+        eos_token_ids = frozenset(self.model.config.eos_token_ids)
+        for sequence in sequences if sequences[0].request.received else ():
+            reason = received_reason(sequence, eos_token_ids, self.model.max_model_len)
+            if reason is not None:
+                self.scheduler.finish(sequence, reason)
+                self._ended.append(StepOutput(sequence, NO_TOKEN, None, reason, first=True))
 
     def _fail(self, choices: list[Sequence], error: EngineError) -> None:
         for sequence in choices:
@@ -313,7 +332,7 @@ class Engine:
     def _count(self, output: StepOutput) -> None:
         sequence = output.sequence
         self._generated_tokens += output.token_id != NO_TOKEN
-        if output.first and sequence.choice:
+        if output.first and not sequence.leads:
             self._prompt_tokens += sequence.num_continuation_tokens
         elif output.first:
             self._prompt_tokens += sequence.num_prompt_tokens

@@ -9,6 +9,7 @@ EngineError
 ├── EngineUnavailable       the engine process is down, restarting or draining
 │   ├── ServerShuttingDown  the gateway drains: it refuses the request, or its time to finish is over
 │   ├── EngineDraining      the engine drains: it takes no request, or ended this one at the end of its grace
+│   ├── PromptQuarantined   engines ended while they ran this prompt of this tenant
 │   └── EngineLost          the engine process ended while it had the request
 │       └── EngineLostTwice the request was submitted once more, and that engine was lost, too
 ├── RequestTimeout          a deadline of the request passed
@@ -90,6 +91,10 @@ class EngineDraining(EngineUnavailable):
     """Another engine may take the request, or go on with it."""
 
     code = "engine_draining"
+
+
+class PromptQuarantined(EngineUnavailable):
+    code = "prompt_quarantined"
 
 
 class EngineLost(EngineUnavailable):

@@ -261,7 +261,7 @@ class FakeEngine:
             del self._resident[next(iter(self._resident))]
 
     async def _play(self, request: EngineRequest, aborted: asyncio.Event) -> AsyncIterator[Event]:
-        choices = [self._choice(request, index) for index in range(request.sampling.n)]
+        choices = [self._choice(request, index) for index in request.open_choices]
         try:
             await self._inject_due(request, 0, aborted)
             await self._pause(self.script.start_delay_s, aborted)
@@ -270,6 +270,8 @@ class FakeEngine:
                 choice.num_prefilled = len(request.prompt_token_ids)
                 for score in choice.score():
                     yield score
+                if request.received and request.sampling.max_tokens and choice.reason is not None:
+                    yield choice.finish(choice.reason)
             produced = 0
             while any(choice.reason is None for choice in choices):
                 await self._pause(self.script.token_interval_s * self.script.tokens_per_delta, aborted)
@@ -314,6 +316,7 @@ class FakeEngine:
             adapter_s=script.adapter_s,
             causes=script.causes,
             system_fingerprint=script.info.system_fingerprint,
+            resumed=bool(request.received),
         )
 
     def _count_step(self, choices: list[ScriptedChoice]) -> None:

@@ -37,7 +37,7 @@ from loraplex.engine.messages import (
     ProbeReport,
     Usage,
 )
-from loraplex.engine.output.output_processor import ChoiceKey, OutputProcessor
+from loraplex.engine.output.output_processor import ChoiceKey, OutputProcessor, ProcessedOutputs
 from loraplex.engine.sampling_params import MAX_CHOICES
 from loraplex.engine.threads import StepThread
 
@@ -130,7 +130,7 @@ class LocalEngine:
         self._streams[request_id] = events
         self._idle.clear()
         self._inbox.put(_Add(request))
-        unfinished = request.sampling.n
+        unfinished = len(request.open_choices)
         try:
             while unfinished:
                 event = await events.get()
@@ -357,7 +357,7 @@ class LocalEngine:
     ) -> None:
         match item:
             case _Started(request):
-                self._processor.start(request)
+                self._take_processed(self._processor.start(request), events)
             case _Aborted(request_id, choices):
                 events.extend(self._unfinished(request_id, choices))
             case _Broken(request_id, error, choices):
@@ -367,10 +367,12 @@ class LocalEngine:
             case Failed():
                 events.append(item)
             case StepResult():
-                processed = self._processor.process(item.outputs)
-                events.extend(processed.events)
-                if processed.stopped:
-                    self._inbox.put(_Stop(processed.stopped))
+                self._take_processed(self._processor.process(item.outputs), events)
+
+    def _take_processed(self, processed: ProcessedOutputs, events: list[Event]) -> None:
+        events.extend(processed.events)
+        if processed.stopped:
+            self._inbox.put(_Stop(processed.stopped))
 
     def _unfinished(self, request_id: str, choices: list[Finished]) -> list[Finished]:
         """Forget a request; return those of `choices` that have not ended. The step thread considers a choice that a stop

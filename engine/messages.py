@@ -60,6 +60,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `queue_timeout_s`: until it has a place in the batch; `first_token_timeout_s`: until its first token. With `scores`,
     `max_tokens` may be 0: then the request writes nothing, and its choices end with their `Scored`.
+
+    `received`: by choice that has not ended, the tokens of its response that an engine before this one has sent. The engine goes
+    on behind them. Empty: the request begins.
     """
 
     request_id: str
@@ -74,6 +77,12 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout_s: float | None = None
     first_token_timeout_s: float | None = None
     total_timeout_s: float | None = None
+    received: dict[int, list[int]] = {}
+
+    @property
+    def open_choices(self) -> list[int]:
+        """The choices that have not ended, in their order."""
+        return sorted(self.received) if self.received else list(range(self.sampling.n))
 
     def continuation(self, choice: int) -> list[int]:
         """The scored tokens that follow the prompt in a choice."""
@@ -152,7 +161,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
 
     `system_fingerprint` is that of the engine, as in its `EngineInfo`. `queue_s` are the seconds from receipt to the first
     step, `prefill_s` those from there to the first token. Of `queue_s`, the first `grammar_s` were spent waiting for the
-    grammar, and then `adapter_s` for the adapter. `causes`: of these waits.
+    grammar, and then `adapter_s` for the adapter. `causes`: of these waits. `resumed`: it goes on behind the request's `received`.
     """
 
     request_id: str
@@ -164,6 +173,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     adapter_s: float = 0.0
     causes: WaitCauses = NO_CAUSES
     system_fingerprint: str | None = None
+    resumed: bool = False
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):

@@ -1,6 +1,6 @@
 """One choice of a request to a scripted engine: its tokens, what of its text may be sent, and its end.
 
-Invariant: tokens are a function of the prompt, the seed and the choice alone.
+Invariant: tokens are a function of the prompt and the choice alone: a seed that a gateway draws changes none.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class ScriptedChoice:
         self._cached = min(cached_tokens, len(request.prompt_token_ids))
         self._vocab_size = vocab_size
         prompt = b",".join(b"%d" % token for token in request.prompt_token_ids)
-        self._key = hashlib.sha256(b"%d|%d|%s" % (request.sampling.seed or 0, index, prompt)).digest()
+        self._key = hashlib.sha256(b"%d|%s" % (index, prompt)).digest()
         self._tokens = 0
         self._text = ""
         self._num_sent = 0
@@ -40,6 +40,9 @@ class ScriptedChoice:
         self._stop: str | None = None
         self.step_tokens = 0
         self.reason: FinishReason | None = None
+        for _ in request.received.get(index, ()):
+            self._next_token()
+        self._num_sent = max(0, self._visible_end())
 
     def step(self, count: int) -> Iterator[Delta | Finished]:
         """Produce up to `count` tokens as one delta, then the end if it was reached."""

@@ -42,6 +42,7 @@ class Sequence:
     `adapter_s`: seconds that it waited for its grammar, and then for its adapter and a place for it, before its first step;
     `causes`: of its waits. `scores` None: it scores no tokens; the last `num_continuation_tokens` of its prompt are scored ones
     that its siblings do not share. `admitted_when_queued`: how many sequences had been admitted when it first waited for a row.
+    `leads`: it is the first choice of its request that runs, whose prompt its siblings share.
     """
 
     request: EngineRequest
@@ -83,6 +84,7 @@ class Sequence:
     first_token_at: float | None = None
     scores: SequenceScores | None = None
     num_continuation_tokens: int = 0
+    leads: bool = True
 
     @property
     def writes(self) -> bool:

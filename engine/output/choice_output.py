@@ -39,6 +39,16 @@ class ChoiceOutput:
         if is_text:
             self._show(self._detokenizer.push(token_id))
 
+    def replay(self, token_ids: list[int]) -> None:
+        """Take the tokens of a choice that another engine has sent, and their text. They may have ended it by a stop string."""
+        for token_id in token_ids:
+            self.add_token(token_id, None, is_text=True)
+        self.drop_pending()
+
+    def drop_pending(self) -> None:
+        """Drop the output since the last delta: the client has it."""
+        self._token_ids, self._logprobs, self._text = [], [], ""
+
     def end(self, reason: FinishReason, stop: int | None) -> None:
         """End the choice by the scheduler's decision. Withheld text is returned, and may still complete a stop string."""
         self._show(self._detokenizer.flush())
@@ -57,7 +67,7 @@ class ChoiceOutput:
             return None
         logprobs = self._logprobs if asks_logprobs else None
         delta = Delta(request_id, choice, self._token_ids, self._text, logprobs)
-        self._token_ids, self._logprobs, self._text = [], [], ""
+        self.drop_pending()
         return delta
 
     def finished(

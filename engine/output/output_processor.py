@@ -64,8 +64,8 @@ class OutputProcessor:
         """Requests that have not ended."""
         return len(self._requests)
 
-    def start(self, request: EngineRequest) -> None:
-        """Register a request. Raises `ValueError` if its id is already running."""
+    def start(self, request: EngineRequest) -> ProcessedOutputs:
+        """Register a request. What it received may have ended a choice. Raises `ValueError` if its id is already running."""
         if request.request_id in self._requests:
             raise ValueError(f"request {request.request_id} is already running")
         sampling = request.sampling
@@ -76,9 +76,16 @@ class OutputProcessor:
                 Detokenizer(self._texts, sampling.skip_special_tokens, request.prompt_token_ids),
                 None if stops is None else _matcher(stops, sampling),
             )
-            for choice in range(sampling.n)
+            for choice in request.open_choices
         }
         self._requests[request.request_id] = _Request(request, choices)
+        processed = ProcessedOutputs([], [])
+        for choice, received in request.received.items():
+            choices[choice].replay(received)
+            if choices[choice].ended:
+                processed.stopped.append((request.request_id, choice))
+                self._emit(request.request_id, choice, processed.events)
+        return processed
 
     def drop(self, request_id: str) -> frozenset[int]:
         """Forget an aborted or failed request without further events; return its choices that have not ended. Idempotent."""
@@ -125,6 +132,7 @@ class OutputProcessor:
                     adapter_s=sequence.adapter_s,
                     causes=sequence.causes,
                     system_fingerprint=self._system_fingerprint,
+                    resumed=bool(state.request.received),
                 )
             )
         state.cached_tokens.setdefault(sequence.choice, sequence.num_cached_tokens)
@@ -141,6 +149,8 @@ class OutputProcessor:
                 processed.stopped.append((request_id, sequence.choice))
         elif output.finish_reason is not None:
             choice.end(output.finish_reason, sequence.stopped_by)
+            if output.first and state.request.received and output.token_id == NO_TOKEN:
+                choice.drop_pending()
 
     def _is_text(self, state: _Request, output: StepOutput) -> bool:
         """False for the stop token that ended the choice, unless the request includes it in the text."""
@@ -164,7 +174,7 @@ class OutputProcessor:
         if delta is not None:
             events.append(delta)
         prompt_tokens = len(state.request.prompt_token_ids) + len(state.request.continuation(choice))
-        finished = output.finished(request_id, choice, prompt_tokens, state.cached_tokens[choice])
+        finished = output.finished(request_id, choice, prompt_tokens, state.cached_tokens.get(choice, 0))
         if finished is not None:
             events.append(finished)
             del state.choices[choice]

@@ -38,6 +38,10 @@ class RequestValidator:
             longest = max(map(len, request.scores.continuations), default=0)
         self._check_length(len(prompt) + longest, request.sampling.max_tokens)
         require_token_ids("prompt", prompt, self.vocab_size)
+        for choice, received in request.received.items():
+            fits = choice in range(request.sampling.n) and len(received) <= request.sampling.max_tokens
+            require(fits, "received", "must hold choices of `n`, each of at most `max_tokens` tokens")
+            require_token_ids("received", received, self.vocab_size)
 
     def _check_scores(self, request: EngineRequest, scores: ScoreRequest) -> None:
         """Raise `InvalidRequest` for scores that cannot be computed."""
@@ -65,7 +69,7 @@ class RequestValidator:
 
 
 def new_sequences(request: EngineRequest, arrival: float, order: int) -> list[Sequence]:
-    """Create the `n` choices of a request, numbered from `order`, with one seed for all, drawn if the request has none."""
+    """Create the open choices of a request, with one seed for all, drawn if the request has none. Choice c has number `order` + c."""
     seed = request.sampling.seed
     if seed is None:
         seed = int.from_bytes(os.urandom(8), "little") >> 1
@@ -75,12 +79,17 @@ def new_sequences(request: EngineRequest, arrival: float, order: int) -> list[Se
             choice=choice,
             arrival=arrival,
             seed=seed,
-            token_ids=[*request.prompt_token_ids, *request.continuation(choice)],
+            token_ids=[
+                *request.prompt_token_ids,
+                *request.continuation(choice),
+                *request.received.get(choice, ()),
+            ],
             order=order + choice,
             scores=scores_of(request, choice),
             num_continuation_tokens=len(request.continuation(choice)),
+            leads=index == 0,
         )
-        for choice in range(request.sampling.n)
+        for index, choice in enumerate(request.open_choices)
     ]
 
 

@@ -158,8 +158,8 @@ class Scheduler:
             )
         arrival = self._clock()
         sequences = new_sequences(request, arrival, self._next_order)
-        self._deadlines.add(request, self._next_order, arrival)
-        self._next_order += len(sequences)
+        self._deadlines.add(request, sequences[0].order, arrival)
+        self._next_order += request.sampling.n
         self._num_live += len(sequences)
         self._requests[request.request_id] = RequestChoices(sequences, sequences[1:])
         self._unstarted.add(sequences[0])
@@ -225,7 +225,7 @@ class Scheduler:
         """End one choice on request, for instance at a stop string. Does nothing when it has ended."""
         if sequence.status is SequenceStatus.FINISHED:
             return
-        if sequence.choice == 0:
+        if sequence.leads:
             for sibling in self._requests[sequence.request_id].take_siblings():
                 self._queue.put(sibling)
         self._end(sequence, reason)
@@ -368,7 +368,7 @@ class Scheduler:
             self._unstarted.discard(sequence.request)
             sequence.num_cached_tokens = sequence.num_computed_tokens
             self.prefix_cache_queries += sequence.num_prompt_tokens
-            self.prefix_cache_hits += sequence.num_computed_tokens
+            self.prefix_cache_hits += min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
         if sequence.admitted_at is None:
             sequence.admitted_at = self._clock()
         if not sequence.num_preemptions:
@@ -409,7 +409,7 @@ class Scheduler:
     def _scored(self, sequence: Sequence) -> list[StepOutput]:
         """End a sequence that has scored everything."""
         sequence.first_token_at = self._clock()
-        if sequence.choice == 0:
+        if sequence.leads:
             self._queue_siblings(sequence)
         self._end(sequence, "length")
         return [StepOutput(sequence, NO_TOKEN, None, "length", first=True)]
@@ -431,10 +431,10 @@ class Scheduler:
         self, sequence: Sequence, logprob: TokenLogprob | None, fresh: int, reason: FinishReason | None
     ) -> list[StepOutput]:
         """Return the outputs of the `fresh` tokens just appended."""
-        first = sequence.num_output_tokens == fresh
+        first = sequence.first_token_at is None
         if first:
             sequence.first_token_at = self._clock()
-            if sequence.choice == 0:
+            if sequence.leads:
                 self._queue_siblings(sequence)
         self._policy.charge_output(sequence, fresh)
         self.num_forced_tokens += fresh - 1

@@ -14,6 +14,20 @@ def ends_with_unknown(sequence: Sequence, max_model_len: int) -> bool:
     return sequence.num_unknown > 0 and known + 1 >= min(most, max_model_len)
 
 
+def received_reason(
+    sequence: Sequence, eos_token_ids: frozenset[int], max_model_len: int
+) -> FinishReason | None:
+    """Return why a sequence that another engine began ends with what that one sent, or None. Its mask is behind these tokens."""
+    if not sequence.num_output_tokens:
+        return None
+    reason, mask = finish_reason(sequence, eos_token_ids, max_model_len), sequence.token_mask
+    if mask is None or reason == "stop":
+        return reason
+    if sequence.token_ids[-1] in eos_token_ids or mask.is_final():
+        return "stop"
+    return "stop" if reason is not None and mask.closes and mask.is_complete() else reason
+
+
 def finish_reason(
     sequence: Sequence, eos_token_ids: frozenset[int], max_model_len: int
 ) -> FinishReason | None:

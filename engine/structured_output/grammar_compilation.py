@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -24,11 +24,20 @@ under load, while its row waited for it."""
 _logger = logging.getLogger(__name__)
 
 
-class CompiledGrammar(NamedTuple):
-    """A grammar's mask at its start, or the error that ends its request. `seconds`: what compiling took."""
+class GrammarJob(NamedTuple):
+    """A grammar of one request. `responses`: for each choice that runs, the tokens that its mask starts behind."""
 
     ticket: int
-    outcome: TokenMask | GrammarFailed
+    namespace: bytes
+    grammar: bytes
+    responses: Sequence[Sequence[int]]
+
+
+class CompiledGrammar(NamedTuple):
+    """A mask for each choice, or the error that ends their request. `seconds`: what compiling took."""
+
+    ticket: int
+    outcome: list[TokenMask] | GrammarFailed
     seconds: float
 
 
@@ -43,7 +52,7 @@ class GrammarCompilation:
         self._clock = clock
         self._cores = os.sched_getaffinity(0)
         self._changed = threading.Condition()
-        self._waiting: TenantQueue[tuple[int, bytes, bytes]] = TenantQueue()
+        self._waiting: TenantQueue[GrammarJob] = TenantQueue()
         self._done: SimpleQueue[CompiledGrammar] = SimpleQueue()
         self._awaited: set[int] = set()
         self._running: list[threading.Thread] = []
@@ -52,12 +61,12 @@ class GrammarCompilation:
         self.num_failures = 0
         self.seconds = 0.0
 
-    def start(self, ticket: int, namespace: bytes, grammar: bytes) -> int:
+    def start(self, job: GrammarJob) -> int:
         """Queue one grammar and return how many are awaited before it. Every `ticket` is used only once."""
         before = len(self._awaited)
-        self._awaited.add(ticket)
+        self._awaited.add(job.ticket)
         with self._changed:
-            self._waiting.put(namespace, (ticket, namespace, grammar))
+            self._waiting.put(job.namespace, job)
             self._changed.notify()
         if len(self._running) < self._threads:
             self._running.append(start_side_thread("mask-compilation", self._run, self._cores, NICENESS))
@@ -69,7 +78,7 @@ class GrammarCompilation:
             return
         self._awaited.discard(ticket)
         with self._changed:
-            self._waiting.discard(lambda job: job[0] == ticket)
+            self._waiting.discard(lambda job: job.ticket == ticket)
 
     def take(self) -> list[CompiledGrammar]:
         """Return what was compiled since the last call. Costs nothing while none waits."""
@@ -97,14 +106,14 @@ class GrammarCompilation:
                 self._changed.wait_for(lambda: self._closed or self._waiting)
                 if self._closed:
                     return
-                ticket, namespace, grammar = self._waiting.pop()
-            self._done.put(self._compile(ticket, namespace, grammar))
+                job = self._waiting.pop()
+            self._done.put(self._compile(job))
 
-    def _compile(self, ticket: int, namespace: bytes, grammar: bytes) -> CompiledGrammar:
+    def _compile(self, job: GrammarJob) -> CompiledGrammar:
         began = self._clock()
-        outcome: TokenMask | GrammarFailed
+        outcome: list[TokenMask] | GrammarFailed
         try:
-            outcome = self._factory(namespace, grammar)
+            outcome = masks_behind(self._factory(job.namespace, job.grammar), job.responses)
         except BaseException:
             # Panics of extension modules are not derived from `Exception`.
             _logger.exception("a grammar could not be compiled")
@@ -114,4 +123,13 @@ class GrammarCompilation:
             self.num_compilations += 1
             self.num_failures += isinstance(outcome, GrammarFailed)
             self.seconds += seconds
-        return CompiledGrammar(ticket, outcome, seconds)
+        return CompiledGrammar(job.ticket, outcome, seconds)
+
+
+def masks_behind(mask: TokenMask, responses: Sequence[Sequence[int]]) -> list[TokenMask]:
+    """Return a mask behind each response, made of one at the start. Raises `GrammarFailed` for a token that it does not allow."""
+    masks = [mask, *(mask.fork() for _ in responses[1:])]
+    for each, response in zip(masks, responses, strict=True):
+        if not all(each.accept(token) for token in response):
+            raise GrammarFailed("the grammar of this request refuses what another engine has sent")
+    return masks

@@ -148,7 +148,7 @@ class RemoteEngine:
         if refusal is not None:
             yield refusal
             return
-        stream = self._streams[request_id] = EventBuffer(request.sampling.n, self._buffer)
+        stream = self._streams[request_id] = EventBuffer(len(request.open_choices), self._buffer)
         self._open[request_id] = request
         try:
             if not self._send(wire.Submit(request)):

@@ -96,4 +96,4 @@ decode_report: Final[Callable[[bytes], ReplicaReport]] = msgspec.msgpack.Decoder
 
 def never_run(request: EngineRequest) -> Iterator[Event]:
     """The events of a request that was aborted before an engine had it."""
-    return (Finished(request.request_id, n, "abort", Usage(0, 0, 0)) for n in range(request.sampling.n))
+    return (Finished(request.request_id, n, "abort", Usage(0, 0, 0)) for n in request.open_choices)

@@ -68,7 +68,7 @@ class RoutedRequest:
         abort: "Callable[[RoutedRequest], None]",
     ) -> None:
         self.request = request
-        self.buffer = EventBuffer(request.sampling.n, buffer)
+        self.buffer = EventBuffer(len(request.open_choices), buffer)
         self.ended = asyncio.Event()
         self.replica_id: str | None = None
         self.is_aborted = False

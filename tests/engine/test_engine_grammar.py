@@ -217,7 +217,7 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_request_alone(
     run.run()
     assert run.failures == {"bad": "grammar_failed", "unforkable": "grammar_failed"}
     assert tuple(run.outputs["good", 0]) in DOCUMENTS
-    assert run.engine.stats().grammar_failures == 1
+    assert run.engine.stats().grammar_failures == 2
 
 
 def test_an_abort_while_the_grammar_is_compiled_leaves_nothing(

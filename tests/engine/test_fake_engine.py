@@ -3,7 +3,9 @@
 import asyncio
 import subprocess
 import sys
+from typing import Any
 
+import msgspec
 import pytest
 
 from loraplex.engine.fake_engine import CRASH_STATUS, DEFAULT_INFO, FakeEngine, FakeScript, Fault
@@ -39,6 +41,10 @@ def text_of(events: list[Event], choice: int = 0) -> str:
     return "".join(e.text for e in events if isinstance(e, Delta) and e.choice == choice)
 
 
+def tokens_of(events: list[Event], choice: int) -> list[int]:
+    return [i for e in events if isinstance(e, Delta) and e.choice == choice for i in e.token_ids]
+
+
 async def test_events_follow_the_contract() -> None:
     engine = FakeEngine(FakeScript(cached_tokens=2))
     events = await play(engine, request(n=2, adapter="a" * 64))
@@ -52,11 +58,21 @@ async def test_events_follow_the_contract() -> None:
     assert engine.aborts == 0
 
 
-async def test_same_seed_same_text_other_seed_other_text() -> None:
-    first = await play(FakeEngine(), request(seed=7))
-    again = await play(FakeEngine(), request(seed=7))
-    other = await play(FakeEngine(), request(seed=8))
-    assert text_of(first) == text_of(again) != text_of(other)
+@pytest.mark.parametrize("sampling", [{"n": 2}, {"stop": ["4", "99"]}, {"logprobs": 1}], ids=str)
+async def test_what_another_one_began_goes_on(sampling: dict[str, Any]) -> None:
+    wanted = request(max_tokens=9, **sampling)
+    whole = await play(FakeEngine(), wanted)
+    for cut in range(1, len(whole)):
+        before = whole[:cut]
+        open_choices = {*range(wanted.sampling.n)} - {e.choice for e in before if isinstance(e, Finished)}
+        received = {choice: tokens_of(before, choice) for choice in open_choices}
+        after = await play(FakeEngine(), msgspec.structs.replace(wanted, received=received))
+        for choice in range(wanted.sampling.n):
+            assert text_of([*before, *after], choice) == text_of(whole, choice)
+        ends = [
+            sorted(e.choice for e in each if isinstance(e, Finished)) for each in (whole, [*before, *after])
+        ]
+        assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize(("keep", "expected"), [(False, "Hello wor"), (True, "Hello world!")])
@@ -158,7 +174,7 @@ async def test_drain_refuses_new_and_finishes_old() -> None:
     drained = asyncio.create_task(engine.drain())
     await asyncio.sleep(0)
     (refused,) = await play(engine, request("late"))
-    assert isinstance(refused, Failed) and refused.code == "engine_unavailable"
+    assert isinstance(refused, Failed) and refused.code == "engine_draining"
     await asyncio.wait_for(drained, 60)
     assert isinstance((await task)[-1], Finished)
 

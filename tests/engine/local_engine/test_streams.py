@@ -118,7 +118,7 @@ async def test_drain_waits_for_the_running_and_refuses_the_new(engine: LocalEngi
     drained = asyncio.ensure_future(engine.drain())
     await asyncio.sleep(0)
     (refused,) = await collect(engine, request("late"))
-    assert isinstance(refused, Failed) and refused.code == "engine_unavailable"
+    assert isinstance(refused, Failed) and refused.code == "engine_draining"
     assert not drained.done()
     async with asyncio.timeout(60):
         assert len(tokens([event async for event in running])) == 600
