@@ -228,6 +228,8 @@ class Settings(BaseSettings):
     """How long running requests may continue after that."""
     engine_start_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
     """Longest start of an engine; then it ends with the name of its stage."""
+    engine_restart_s: float = Field(default=30.0, ge=0, le=3600)
+    """How long a request whose engine was lost waits for one that goes on with it."""
     valkey_timeout_s: float = Field(default=0.05, gt=0, le=1)
     """Longest silence of Valkey that an admission waits for."""
     known_caller_s: float = Field(default=300.0, ge=0, le=86_400)

@@ -299,6 +299,7 @@ ENGINE_TABLE: Final[dict[str, ErrorRow]] = {
     engine_errors.ServerShuttingDown.code: ErrorRow(503, _SERVER, "server_shutting_down", retry_after_s=2),
     engine_errors.EngineDraining.code: ErrorRow(503, _SERVER, "engine_unavailable", retry_after_s=2),
     engine_errors.EngineLost.code: ErrorRow(503, _SERVER, "engine_unavailable", retry_after_s=2),
+    engine_errors.PromptQuarantined.code: ErrorRow(503, _SERVER, "engine_unavailable", repeatable=False),
     engine_errors.EngineLostTwice.code: ErrorRow(503, _SERVER, "engine_unavailable", repeatable=False),
     engine_errors.RequestTimeout.code: ErrorRow(504, _SERVER, "timeout"),
     engine_errors.NamespaceForgotten.code: ErrorRow(403, _PERMISSION, "tenant_deleted"),

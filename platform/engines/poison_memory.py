@@ -1,25 +1,27 @@
-"""Remembers the adapters and grammars that were in use when engines died, and refuses them for a while after a second death.
+"""Remembers what was in use when engines died: adapters, grammars, and prompts without either. After a second death it refuses
+them for a while.
 
 Invariants: an entry counts for its own tenant only. No client request causes two counted deaths. A request that finishes
-normally takes back one death of its adapter and grammar.
+normally takes back one death of what it used.
 """
 
 import hashlib
 import time
+from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from loraplex.engine.errors import AdapterQuarantined
+from loraplex.engine.errors import AdapterQuarantined, PromptQuarantined
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.grammar.errors import GrammarTooCostly
 
-Kind: TypeAlias = Literal["adapter", "grammar"]
+Kind: TypeAlias = Literal["adapter", "grammar", "prompt"]
 Fingerprint: TypeAlias = tuple[Kind, str]
 Work: TypeAlias = EngineRequest | AdapterRef
 """A request, or an adapter that is probed."""
-KINDS: Final[tuple[Kind, ...]] = ("adapter", "grammar")
+KINDS: Final[tuple[Kind, ...]] = ("adapter", "grammar", "prompt")
 REMEMBERED_DEATHS: Final = 16
 """Counted deaths whose requests are known. A request is submitted again at once, so its next death is among the next few."""
 MAX_DOUBLINGS: Final = 64
@@ -80,6 +82,8 @@ class PoisonMemory:
 
     def record_finished(self, ended: Collection[Work]) -> None:
         """Take back one death of what was used by this work, the whole of one client request, which ended normally."""
+        if not self._tenants:
+            return
         for namespace, fingerprint in _used(ended):
             suspects = self._tenants.get(namespace)
             suspect = None if suspects is None else suspects.get(fingerprint)
@@ -93,14 +97,22 @@ class PoisonMemory:
                 del self._tenants[namespace]
 
     def check(self, request: EngineRequest, grammar_param: str | None) -> None:
-        """Raise `AdapterQuarantined` or `GrammarTooCostly`, naming `grammar_param`, for what its tenant may not use now."""
+        """Raise `AdapterQuarantined`, `PromptQuarantined`, or `GrammarTooCostly` that names `grammar_param`, for what its tenant may
+        not use now.
+        """
         refused = self.refusal(request)
         if refused is None:
             return
         kind, message = refused
         if kind == "adapter":
             raise AdapterQuarantined(message)
+        if kind == "prompt":
+            raise PromptQuarantined(message)
         raise GrammarTooCostly(message, param=grammar_param)
+
+    def refuses(self, work: Work) -> bool:
+        """Whether its tenant may not use something of `work` now."""
+        return self.refusal(work) is not None
 
     def refusal(self, work: Work) -> tuple[Kind, str] | None:
         """Return what of `work` its tenant may not use now, and why, and count the refusal; None when it may run."""
@@ -157,5 +169,13 @@ def _fingerprints(work: Work) -> Iterator[Fingerprint]:
     adapter = work if isinstance(work, AdapterRef) else work.adapter
     if adapter is not None:
         yield "adapter", adapter.digest
-    if isinstance(work, EngineRequest) and work.grammar is not None:
-        yield "grammar", hashlib.blake2b(work.grammar, digest_size=32).hexdigest()
+    if not isinstance(work, EngineRequest):
+        return
+    if work.grammar is not None:
+        yield "grammar", _digest(work.grammar)
+    elif adapter is None:
+        yield "prompt", _digest(array("I", work.prompt_token_ids).tobytes())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=32).hexdigest()

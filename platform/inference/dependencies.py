@@ -37,7 +37,8 @@ class ServingConfig:
     `max_tokenizing_per_tenant` of one tenant. `max_in_flight` counts sequences: prompts times `n`.
 
     `max_completion_tokens` bounds prompts x n x max_tokens. `max_logprobs` bounds that times (1 + top_logprobs): a whole
-    response is kept in memory, about 0.5 KB for each log-probability. `max_buffered_body_bytes` is shared by the bodies of all
+    response is kept in memory, about 0.5 KB for each log-probability. `engine_restart_s`: how long a request that lost its engine
+    waits for one. `max_buffered_body_bytes` is shared by the bodies of all
     tenants, see `web/transport/body_budget.py`. `allowed_origins`: the pages that may call `/v1`, see `web/transport/cross_origin.py`.
     """
 
@@ -54,6 +55,7 @@ class ServingConfig:
     queue_timeout_s: float | None = 120.0
     first_token_timeout_s: float | None = 600.0
     total_timeout_s: float | None = 1800.0
+    engine_restart_s: float = 30.0
     reader_stall_s: float = READER_STALL_S
     allowed_origins: tuple[str, ...] = ()
     key_cache_s: float = 1.0

@@ -12,6 +12,7 @@ import structlog
 
 from loraplex.engine.client import EngineClient
 from loraplex.engine.messages import EngineRequest, Event
+from loraplex.platform.inference.resumable_stream import DEFAULT_RESUMPTION, ResumableStream, ResumptionPolicy
 from loraplex.platform.observability.request_stats import RequestStats
 
 WAITING_EVENTS = 8
@@ -32,8 +33,10 @@ class EngineStreams:
         requests: Sequence[EngineRequest],
         stats: RequestStats,
         num_prompts: int | None = None,
+        resumption: ResumptionPolicy = DEFAULT_RESUMPTION,
     ) -> None:
         """`num_prompts` None: all requests are of prompts."""
+        self._resumption = resumption
         self._engine = engine
         self._requests = requests
         self._stats = stats
@@ -42,7 +45,7 @@ class EngineStreams:
         # In turn: a prompt whose events are there already would otherwise take all room that the consumer makes.
         self._room = asyncio.Semaphore(WAITING_EVENTS * len(requests))
         self._open = set(range(len(requests)))
-        self._closing = False
+        self._closing = asyncio.Event()
         self._num_prompts = len(requests) if num_prompts is None else num_prompts
         self._computed = [asyncio.Event() for _ in range(self._num_prompts)]
         self._readers = [asyncio.create_task(self._read(prompt)) for prompt in self._open]
@@ -62,7 +65,7 @@ class EngineStreams:
 
     async def close(self) -> None:
         """Abort the running requests and count their events to the end, for at most `ABORT_S` seconds. May be repeated."""
-        self._closing = True
+        self._closing.set()
         if not self._open:
             return
         try:
@@ -77,7 +80,7 @@ class EngineStreams:
 
     async def abort(self) -> None:
         """Abort the running requests; `next` goes on to return what they computed, to their ends. May be repeated."""
-        self._closing = True
+        self._closing.set()
         await asyncio.gather(
             *(self._engine.abort(self._requests[prompt].request_id) for prompt in self._open)
         )
@@ -93,13 +96,14 @@ class EngineStreams:
             if prompt >= self._num_prompts:
                 await computed.wait()
                 request = request.shortened(time.monotonic() - began, has_token=True)
-            # A task that has not begun before the abort must not submit after it.
-            if not self._closing:
-                async for event in self._engine.submit(request):
-                    self._stats.see(prompt, event)
-                    computed.set()
-                    await self._room.acquire()
-                    self._put(prompt, event)
+            # A task that has not begun before the abort submits nothing after it.
+            stream = ResumableStream(self._engine, request, self._resumption, self._closing)
+            async for event in stream.events():
+                self._stats.see(prompt, event)
+                self._stats.resumed = max(self._stats.resumed, stream.resumptions)
+                computed.set()
+                await self._room.acquire()
+                self._put(prompt, event)
         except Exception:
             LOG.exception("the engine's stream ended", engine_request=request.request_id)
         computed.set()

@@ -1,7 +1,7 @@
 """One running inference request, from submission to its end: checks the adapter, takes the times, settles the usage.
 
-Invariants: nothing is delivered before the engine has reported the resolved adapter as the one it uses, and before the
-reservation is in the journal. A request is submitted once more at most, and only its last run counts as usage.
+Invariant: nothing is delivered before the engine has reported the resolved adapter as the one it uses, and before the
+reservation is in the journal.
 """
 
 import asyncio
@@ -13,8 +13,6 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from loraplex.engine.errors import (
-    EngineLost,
-    EngineLostTwice,
     EngineOverloaded,
     EngineUnavailable,
     QueueShareExceeded,
@@ -28,14 +26,14 @@ from loraplex.platform.inference.choice_probabilities import ScoredChoices
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.engine_streams import EngineStreams
 from loraplex.platform.inference.model_resolution import ResolvedModel
+from loraplex.platform.inference.resumable_stream import ResumptionPolicy
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 from loraplex.platform.inference.thought import ThoughtTokens
 from loraplex.platform.observability.request_stats import RequestStats
 from loraplex.tenants.quotas.reservation import Outcome, RequestTimings, SettledUsage
 
 ENFORCEMENT_HEADER = "x-loraplex-schema-enforcement"
-RESTART_WAIT_S: Final = 30.0
-"""Longest wait of a request that lost its engine for one that takes it. Small models load in less."""
+RESUMED_HEADER = "x-loraplex-resumed"
 OVERLOADED: Final = (EngineOverloaded.code, QueueShareExceeded.code)
 STOP_S: Final = 1.0
 """How long an engine that aborts a request, and a client that reads it, may take until it ends without them."""
@@ -56,6 +54,8 @@ class PromptOutput:
 
 class Generation:
     """One running request: one engine request per prompt, `n` choices each. `close` ends it at any stage.
+
+    Raises what `PoisonMemory.check` raises.
 
     Choice c of prompt p has the index p * n + c, as in the OpenAI API. `output` is None for plain text.
     `free_slots` frees the places of its sequences. `is_recorded`: its end is, or will be, in the usage ledger. `scored`: with
@@ -82,44 +82,35 @@ class Generation:
         self.choices = self.num_prompts * self.n
         self._scored = scored
         thought = None if output is None else output.thought
-        self._thought_counter = (
-            None if thought is None else partial(ThoughtTokens, thought, dependencies.token_text)
-        )
-        self._arrival = arrival
         self._dependencies = dependencies
         self._free_slots = free_slots
         self._pending = pending
         self._requests = requests
-        self._submitted = time.monotonic()
-        self._restarted = False
         self._closed = False
         self._stopped: RequestRevoked | None = None
         self._delivering: asyncio.Timeout | None = None
         self._refused = False
         self.is_recorded = True
         self.token_ids: list[list[int]] | None = None
-        self._submit()
-
-    def _submit(self) -> None:
-        """Begin to count and to read. Raises what `PoisonMemory.check` raises."""
-        requests, param = self._requests, None if self.output is None else self.output.param
+        poison_memory = dependencies.poison_memory
         for request in requests:
-            self._dependencies.poison_memory.check(request, param)
+            poison_memory.check(request, None if output is None else output.param)
         self.stats = RequestStats(
-            arrival=self._arrival,
+            arrival=arrival,
             n=self.n,
             max_tokens=requests[0].sampling.max_tokens,
             prompt_lengths=self._prompt_lengths(),
             num_prompts=self.num_prompts,
-            thought_counter=self._thought_counter,
+            thought_counter=None
+            if thought is None
+            else partial(ThoughtTokens, thought, dependencies.token_text),
             submitted=time.monotonic(),
-            gateway_phases=self._pending.record.phases,
-            gateway_causes=self._pending.record.causes,
+            gateway_phases=pending.record.phases,
+            gateway_causes=pending.record.causes,
         )
-        self._pending.record.stats = self.stats
-        if self.token_ids is not None:
-            self.keep_token_ids()
-        self._streams = EngineStreams(self._dependencies.engine, requests, self.stats, self.num_prompts)
+        pending.record.stats = self.stats
+        resumption = ResumptionPolicy(dependencies.config.engine_restart_s, poison_memory.refuses)
+        self._streams = EngineStreams(dependencies.engine, requests, self.stats, self.num_prompts, resumption)
         self._started: set[int] = set()
         self._scores: dict[int, list[Scored]] = {}
         # An engine of the last release knows no scores.
@@ -160,14 +151,17 @@ class Generation:
         return self._requests[0].sampling
 
     def headers(self) -> dict[str, str]:
-        """Return the response headers: the adapter, and how its schemas are enforced."""
+        """Return the response headers: the adapter, how its schemas are enforced, how often another engine went on so far."""
+        headers = dict(self.model.headers())
         enforcement = None if self.output is None else self.output.plan.described_enforcement
-        if enforcement is None:
-            return self.model.headers()
-        return {**self.model.headers(), ENFORCEMENT_HEADER: enforcement}
+        if enforcement is not None:
+            headers[ENFORCEMENT_HEADER] = enforcement
+        if self.stats.resumed:
+            headers[RESUMED_HEADER] = str(self.stats.resumed)
+        return headers
 
     async def start(self) -> None:
-        """Wait for the reservation and the engine's first event, which come in any order. A lost engine is survived once.
+        """Wait for the reservation and the engine's first event, which come in any order.
 
         Raises `EngineFailed`, `AdapterMismatch`, and what `PendingAdmission.reservation` raises.
         """
@@ -177,36 +171,6 @@ class Generation:
             self._refused = True
             raise
         self._dependencies.admission_controller.follow(reservation, self._used_so_far)
-        try:
-            await self._first_event()
-        except EngineFailed as failure:
-            await self.restart(failure)
-
-    async def restart(self, failure: EngineFailed) -> None:
-        """Submit the request once more, if `failure` is the loss of its engine. No byte of its response may have been sent.
-
-        Waits for an engine within the deadlines of the request, at most `RESTART_WAIT_S`. Raises `failure` when it is another
-        one or no engine comes in time, and what `start` raises.
-        """
-        if failure.code != EngineLost.code:
-            raise failure
-        await self._streams.close()
-        wait_s = min([RESTART_WAIT_S, *self._shortened()[0].timeouts.values()])
-        if wait_s <= 0:
-            raise failure
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._dependencies.engine.wait_ready()
-        except TimeoutError:
-            raise failure from None
-        if self._stopped is not None:
-            raise self._stopped
-        self._requests = self._shortened()
-        self._restarted = True
-        self._submit()
-        await self._first_event()
-
-    async def _first_event(self) -> None:
         prompt, event = await self._streams.next() or (0, None)
         self._on_started(prompt, event)
 
@@ -347,11 +311,6 @@ class Generation:
         scored = 0 if self._scored is None else len(self._scored.texts) * self.num_prompts
         return self.stats.finished_choices == self.choices + scored
 
-    def _shortened(self) -> list[EngineRequest]:
-        """The requests with what is left of their deadlines."""
-        passed_s, has_token = time.monotonic() - self._submitted, bool(self._started)
-        return [request.shortened(passed_s, has_token=has_token) for request in self._requests]
-
     def _on_started(self, prompt: int, event: Event | None) -> None:
         if not isinstance(event, Started):
             raise self._failure(event)
@@ -365,7 +324,4 @@ class Generation:
         if not isinstance(event, Failed):
             message = "The engine ended the request before it was complete."
             return EngineFailed(Failed("", EngineUnavailable.code, message))
-        if self._restarted and event.code == EngineLost.code:
-            message = "Two engines were lost while they had this request."
-            return EngineFailed(Failed(event.request_id, EngineLostTwice.code, message))
         return EngineFailed(event)

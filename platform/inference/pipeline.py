@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from secrets import randbits
+from typing import Final
 from uuid import uuid4
 
 from msgspec.structs import replace
@@ -48,6 +50,8 @@ from loraplex.platform.parameters.request_models import (
 )
 from loraplex.platform.parameters.request_object import UnknownNames
 from loraplex.tenants.errors import QuotaExhausted
+
+SEED_BITS: Final = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +317,9 @@ class InferencePipeline:
         fields = values.sampling_fields()
         self._check_product(sum(budgets) * values.n, fields["logprobs"])
         samplings = [SamplingParams(max_tokens=budget, **fields) for budget in budgets]
+        if fields["seed"] is None:
+            # The gateway draws it, since the engine that goes on where one is lost has to draw the same tokens.
+            samplings = [replace(each, seed=randbits(SEED_BITS)) for each in samplings]
         for sampling in samplings:
             sampling.validate(self._dependencies.engine.info().vocab_size, scores=True)
         return _PreparedRequest(values, prompts, samplings, choices)

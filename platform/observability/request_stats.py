@@ -34,7 +34,7 @@ class RequestStats:
     prompt once for all its choices; `cached_tokens` the part of them in the prefix cache; `completion_tokens` those of all
     choices, `reasoning_tokens` the part of them that is thought, where `thought_counter` makes what counts it for a choice.
     `gateway_phases`: begin and end of what the gateway did, by name, and `gateway_causes` what it waited for in them; `causes`: those
-    of the engine's waits. `system_fingerprint`: the engine's.
+    of the engine's waits. `system_fingerprint`: the engine's. `resumed`: how often another engine went on with it.
     """
 
     arrival: float
@@ -56,6 +56,7 @@ class RequestStats:
     adapter_s: float = 0.0
     causes: WaitCauses = NO_CAUSES
     system_fingerprint: str | None = None
+    resumed: int = 0
     first_token: float | None = None
     last_token: float | None = None
     finished: float = 0.0

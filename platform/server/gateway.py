@@ -358,6 +358,7 @@ def serving_config(settings: Settings) -> ServingConfig:
         queue_timeout_s=settings.queue_timeout_s,
         first_token_timeout_s=settings.first_token_timeout_s,
         total_timeout_s=settings.total_timeout_s,
+        engine_restart_s=settings.engine_restart_s,
         allowed_origins=settings.allowed_origins,
         known_caller_s=settings.known_caller_s,
         webhook_allow_private=settings.webhook_allow_private,

@@ -21,7 +21,6 @@ from loraplex.grammar.errors import GrammarRefused
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.errors import (
     ClientGone,
-    EngineFailed,
     InvalidParameter,
     UnknownParameter,
     describe,
@@ -259,15 +258,11 @@ def rename_parameter(error: InvalidParameter | GrammarRefused, names: Mapping[st
 
 
 async def _collect(response: DialectResponse, generation: Generation) -> bytes:
-    """Collect the non-streaming response. A generation that loses its engine starts once more, because nothing was sent."""
+    """Collect the non-streaming response."""
     failure: Exception | None = None
     try:
         async with generation.delivering():
-            try:
-                return await response.collect(generation)
-            except EngineFailed as lost:
-                await generation.restart(lost)
-                return await response.collect(generation)
+            return await response.collect(generation)
     except Exception as error:
         failure = error
         raise

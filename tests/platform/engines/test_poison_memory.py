@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 from msgspec.structs import replace
 
-from loraplex.engine.errors import AdapterQuarantined
+from loraplex.engine.errors import AdapterQuarantined, PromptQuarantined
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.grammar.errors import GrammarTooCostly
@@ -55,7 +55,7 @@ def another(client_request: EngineRequest) -> EngineRequest:
 def refused(memory: PoisonMemory, wanted: EngineRequest) -> bool:
     try:
         memory.check(wanted, "tools")
-    except (AdapterQuarantined, GrammarTooCostly):
+    except (AdapterQuarantined, GrammarTooCostly, PromptQuarantined):
         return True
     return False
 
@@ -79,6 +79,20 @@ def test_a_grammar_is_refused_by_the_name_of_its_field(memory: PoisonMemory) -> 
     assert error.value.param == "response_format"
     assert not refused(memory, request("a", grammar=b"other"))
     assert memory.refusals == {"grammar": 1}
+
+
+def test_a_prompt_without_either_is_refused_to_its_tenant_alone(memory: PoisonMemory) -> None:
+    poison = replace(request("a"), prompt_token_ids=[1, 2, 3])
+    memory.record_death([poison, request("b")])
+    assert not memory.refuses(poison)
+    memory.record_death([another(poison)])
+    with pytest.raises(PromptQuarantined, match="this prompt; it is refused for 60 s"):
+        memory.check(poison, None)
+    assert not any(refused(memory, each) for each in (request("a"), request("b")))
+    assert not refused(memory, replace(poison, namespace=b"b" * 32))
+    assert not refused(memory, replace(poison, grammar=b"spec"))
+    memory.record_finished([another(poison)])
+    assert not memory.refuses(poison)
 
 
 def test_a_normal_end_counts_for_what_it_used(memory: PoisonMemory) -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from tests.platform.web.limited_gateway import limited
 
-from loraplex.engine.errors import EngineLost, EngineLostTwice, GrammarFailed, RequestTimeout
+from loraplex.engine.errors import EngineDraining, EngineLost, EngineLostTwice, GrammarFailed, RequestTimeout
 from loraplex.engine.fake_engine import FakeScript, Fault
 from loraplex.grammar.errors import GrammarError, GrammarRefused, GrammarTooCostly
 from loraplex.platform.auth import failure_buckets
@@ -54,8 +54,9 @@ SMALL: Final = ServingConfig(body=BodyLimits(max_bytes=65_536))
 GRAMMAR_ERRORS: Final = sorted(
     (cls for cls in ERROR_TABLE if issubclass(cls, GrammarRefused)), key=lambda cls: cls.__name__
 )
-# A deadline may be the client's own; an engine that was lost is tried once more, and then lost twice.
-ENGINE_CODES: Final = sorted(ENGINE_TABLE.keys() - {RequestTimeout.code, EngineLost.code})
+# A deadline may be the client's own. A request whose engine is lost or drains goes to another one, and may lose that one, too.
+RESUMED: Final = {EngineLost.code, EngineDraining.code}
+ENGINE_CODES: Final = sorted(ENGINE_TABLE.keys() - RESUMED - {RequestTimeout.code})
 
 
 async def send(gateway: Any, body: Any, **headers: str) -> httpx.Response:
