@@ -78,7 +78,7 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True):
     until `max_tokens`. `token_ids`: those of such texts; the ids of others are drawn. `digest` "echo" reports the requested adapter;
     any other value is reported as is. `cached_tokens` is capped at the prompt's length, as is `prefilled_tokens`: the computed ones
     of a prompt that is aborted before `Started`.
-    `queue_s`, `prefill_s`, `grammar_s`, `adapter_s` and `causes` are what `Started` reports, whatever passed.
+    `queue_s` and `prefill_s` pass before `Started`, which reports them, `grammar_s`, `adapter_s` and `causes`.
     `stats` overrides numbers of `stats()` by field name, and names the newest `adapter_slots` adapters as those on the device;
     one that was not there before counts as a load. `probe` is the report of a probe, with the digest of the probed
     adapter. The process computes for `load_s` before it serves, or only waits where it is not `loads_busily`.
@@ -264,7 +264,8 @@ class FakeEngine:
         choices = [self._choice(request, index) for index in request.open_choices]
         try:
             await self._inject_due(request, 0, aborted)
-            await self._pause(self.script.start_delay_s, aborted)
+            script = self.script
+            await self._pause(script.start_delay_s + script.queue_s + script.prefill_s, aborted)
             yield self._start(request)
             for choice in choices:
                 choice.num_prefilled = len(request.prompt_token_ids)

@@ -124,7 +124,8 @@ class PendingAdmission:
         if self._reservation is not None:
             return self._reservation
         try:
-            reservation = await self._admitted()
+            with self.record.timed("journal"):
+                reservation = await self._admitted()
         except LimitExceeded as error:
             never = error.limit == "concurrent_requests" and error.retry_after_s is None
             if never and 1 <= error.limit_value < self._sequences:
@@ -231,7 +232,8 @@ class InferenceAdmission:
         admitting.add_done_callback(decide)
         pending = PendingAdmission(context, admitting, sizes.sequences)
         try:
-            await decided
+            with context.record.timed("admission"):
+                await decided
         except asyncio.CancelledError:
             self._background_tasks.begin(self._cancel(pending, refused=False))
             raise
@@ -257,16 +259,15 @@ class InferenceAdmission:
         is_unchanged: Callable[[], Awaitable[bool]],
         on_provisional: OnProvisional,
     ) -> Reservation:
-        with context.record.timed("admission"):
-            while True:
-                try:
-                    return await self._controller.admit(_request(context, model, sizes), on_provisional)
-                except PolicyStale:
-                    if context.renewals == RENEWALS:
-                        raise
-                await context.renew()
-                if not await is_unchanged():
-                    raise PolicyMoved
+        while True:
+            try:
+                return await self._controller.admit(_request(context, model, sizes), on_provisional)
+            except PolicyStale:
+                if context.renewals == RENEWALS:
+                    raise
+            await context.renew()
+            if not await is_unchanged():
+                raise PolicyMoved
 
     async def _cancel(self, pending: PendingAdmission, *, refused: bool) -> None:
         reservation = await pending.reservation_or_none()

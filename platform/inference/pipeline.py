@@ -225,7 +225,8 @@ class InferencePipeline:
     ) -> tuple[list[EngineRequest], ConstrainedOutput | None]:
         caller, samplings = context.caller, prepared.samplings
         namespace = self._dependencies.namespace_of(caller.tenant_id)
-        adapter = await self._adapter_ref(caller, model, namespace)
+        with context.record.timed("adapter_fetch"):
+            adapter = await self._adapter_ref(caller, model, namespace)
         grammar, output, thought = None, None, None
         markers = self._thought.markers(model.reasoning_style)
         if markers is not None and isinstance(prepared.values, ChatRequest):

@@ -1,9 +1,10 @@
 """Tokens and timings of one request, counted from the engine's own events; moments in seconds on one monotonic clock.
 
-Invariant: a token counts once, when the engine has reported it, whether or not a client reads the response. The response's
-`usage`, the metrics and the settlement read the same numbers.
+Invariants: a token counts once, when the engine has reported it, whether or not a client reads the response. The response's
+`usage`, the metrics and the settlement read the same numbers. Phases follow each other and add up to the duration.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -26,7 +27,7 @@ class RequestStats:
     """Statistics of a request, filled while it runs: one engine request per prompt, `n` choices each.
 
     `prompt_lengths`: the tokens of each prompt; from `num_prompts` on, if given, of the choices scored behind one. `submitted`: when
-    the engine got them. `queue_s` and `prefill_s` are the engine's: the longest of the prompts; `grammar_s` and `adapter_s` are parts
+    the engine got them; `started`: when it reported the longest waited prompt. `queue_s` and `prefill_s` are the engine's: the longest of the prompts; `grammar_s` and `adapter_s` are parts
     of `queue_s`.
     `first_token` and `last_token` are None when none was delivered; `token_gaps` are the times between successive delivered
     tokens of one choice. `finish_reason` is the engine's, or `error`, or `abort` when the client disconnected.
@@ -44,6 +45,8 @@ class RequestStats:
     num_prompts: int | None = None
     thought_counter: Callable[[], ThoughtCount] | None = None
     submitted: float | None = None
+    started: float | None = None
+    clock: Callable[[], float] = time.monotonic
     finished_choices: int = 0
     prompt_tokens: int = field(default=0, init=False)
     cached_tokens: int = field(default=0, init=False)
@@ -87,7 +90,7 @@ class RequestStats:
                 self.system_fingerprint = event.system_fingerprint
                 self._count_prompt(prompt, self.prompt_lengths[prompt], event.cached_tokens)
                 if self.queue_s is None or event.queue_s > self.queue_s:
-                    self.queue_s = event.queue_s
+                    self.queue_s, self.started = event.queue_s, self.clock()
                     self.grammar_s, self.adapter_s = event.grammar_s, event.adapter_s
                     self.causes = event.causes
                 self.prefill_s = max(self.prefill_s or 0.0, event.prefill_s)
@@ -115,39 +118,74 @@ class RequestStats:
         self._delivered[choice] = self.last_token = now
 
     def timings(self) -> RequestTimings:
-        """The times of the ended request as the ledger has them. A phase that it did not reach, or that took no time, is
-        left out. Phases count from the first of them, or from the arrival, which follows the authentication and the body.
+        """The times of the ended request as the ledger has them. A phase that took no time is left out. The duration counts from
+        the authentication, if there was one; the first token counts from the arrival, when the body was read.
         """
-        first = self.first_token
-        origin = min((self.arrival, *(began for began, _ in self.gateway_phases.values())))
+        first, origin = self.first_token, self._origin
         phases = {
-            name: (_milliseconds(began - origin), _milliseconds(ended - began))
+            name: (
+                _milliseconds(began - origin),
+                _milliseconds(ended - origin) - _milliseconds(began - origin),
+            )
             for name, began, ended in self.phases()
-            if ended > began
         }
         return RequestTimings(
             ttft_ms=None if first is None else _milliseconds(first - self.arrival),
-            duration_ms=_milliseconds(self.finished - self.arrival),
+            duration_ms=_milliseconds(self.finished - origin),
             phases=phases,
             causes={name: causes for name, causes in self._phase_causes() if name in phases},
             gap_buckets=counted(GAP_BOUNDS_MS, (gap * 1000 for gap in self.token_gaps)),
         )
 
     def phases(self) -> Iterator[tuple[str, float, float]]:
-        """Name, begin and end of each phase. Those of the engine before the first token follow each other, by its clock."""
-        yield from ((name, began, ended) for name, (began, ended) in self.gateway_phases.items())
-        if self.queue_s is not None and self.prefill_s is not None:
-            began = self.arrival if self.submitted is None else self.submitted
-            for name, seconds in (
-                ("grammar_compile", self.grammar_s),
-                ("adapter_load", self.adapter_s),
-                ("queue", self.queue_s - self.grammar_s - self.adapter_s),
-                ("prefill", self.prefill_s),
-            ):
-                yield name, began, began + seconds
-                began += seconds
+        """Name, begin and end of each phase that took time. Each begins where the one before it ends."""
+        began = self._origin
+        for name, until in self._ends():
+            ended = min(until, self.finished)
+            if ended > began:
+                yield name, began, ended
+                began = ended
+
+    @property
+    def _origin(self) -> float:
+        """When the authentication began, or the arrival of a request without one."""
+        return self.gateway_phases.get("auth", (self.arrival,))[0]
+
+    def _ends(self) -> Iterator[tuple[str, float]]:
+        """Every phase in its order, and when it ended; an end before that of an earlier phase says that it took no time.
+
+        The engine's own times are laid out backwards from its report: `transport` is the way to the engine and back.
+        """
+        done = self.gateway_phases
+        if "auth" in done:
+            yield "auth", done["auth"][1]
+        yield "body", self.arrival
+        if "admission" in done:
+            yield "prepare", done["admission"][0]
+        for name in ("admission", "adapter_fetch", "schema_check"):
+            if name in done:
+                yield name, done[name][1]
+        if self.started is None or self.queue_s is None or self.prefill_s is None:
+            if self.submitted is not None:
+                yield "transport", self.submitted
+            yield "engine", self.finished
+            return
+        at = self.started - self.queue_s - self.prefill_s
+        yield "transport", at
+        for name, seconds in (
+            ("grammar_compile", self.grammar_s),
+            ("adapter_load", self.adapter_s),
+            ("queue", self.queue_s - self.grammar_s - self.adapter_s),
+            ("prefill", self.prefill_s),
+        ):
+            at += seconds
+            yield name, at
+        if "journal" in done:
+            yield "journal", done["journal"][1]
         if self.first_token is not None and self.last_token is not None:
-            yield "decode", self.first_token, self.last_token
+            yield "delivery", self.first_token
+            yield "decode", self.last_token
+        yield "finish", self.finished
 
     def _phase_causes(self) -> Iterator[tuple[str, PhaseCauses]]:
         causes = self.causes

@@ -82,7 +82,7 @@ def _phases(finished: FinishedRequest) -> Iterator[tuple[str, tuple[float, float
     if stats is None:
         phases = [(name, *span) for name, span in finished.record.phases.items()]
     else:
-        phases = list(stats.phases())
+        phases = [*stats.phases(), ("settlement", stats.finished, finished.ended)]
     for name, began, ended in phases:
         if ended > began:
             yield SPAN_NAMES.get(name, name), (began, ended)

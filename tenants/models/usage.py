@@ -161,7 +161,7 @@ class RequestRollup(Base):
 
 
 class RequestPhases(Base):
-    """The phases of one request by name: `[start_ms, duration_ms, causes]` each, from its arrival; and limits.
+    """The phases of one request by name: `[start_ms, duration_ms, causes]` each, from the first of them; and limits.
 
     `limits`: `degraded`, whether those are of one gateway's share, and `met`, one `[level, name, limit, used, reserved,
     asked]` for each, budgets in micro-units; null of requests from before they were kept. Retention is shorter than that

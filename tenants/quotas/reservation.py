@@ -151,7 +151,8 @@ PhaseCauses: TypeAlias = Mapping[str, int | str]
 class RequestTimings:
     """When what of a request happened, in milliseconds; None where it is unknown.
 
-    `ttft_ms`: until the first token was sent. `phases`: start, from the first of them, and duration by name;
+    `ttft_ms`: until the first token was sent. `phases`: start, from the first of them, and duration by name, which add
+    up to `duration_ms`;
     `causes`: what a phase waited for or did, in numbers and names of limits.
     `gap_buckets`: the times between two tokens, counted by `GAP_BOUNDS_MS` of `tenants/ledger/histograms.py`.
     """

@@ -105,7 +105,7 @@ class RequestDetailDocument(RequestDocument):
 
 
 class SpanDocument(ResponseModel):
-    """One phase of a request; `start_ms` counts from its arrival. `reason`: why it waited, or what was done; null where
+    """One phase of a request; `start_ms` counts from its first phase. `reason`: why it waited, or what was done; null where
     that is not known.
     """
 
@@ -126,6 +126,8 @@ class SpanDocument(ResponseModel):
 
 
 class TimelineDocument(ResponseModel):
-    """The phases in the order of their starts. Phases may overlap."""
+    """The phases in the order of their starts. Each begins where the one before it ends, and all add up to the request's
+    duration.
+    """
 
     spans: list[SpanDocument]

@@ -25,13 +25,21 @@ MAX_SLOWER_MS: Final = 2**31 - 1
 DAY: Final = timedelta(days=1)
 PHASE_NAMES: Final = {
     "auth": "Authentication",
+    "body": "Body",
+    "prepare": "Prompt encoding",
     "admission": "Admission",
+    "adapter_fetch": "Adapter fetch",
     "schema_check": "Schema check",
+    "transport": "To the engine and back",
+    "engine": "Engine, without a token",
     "queue": "Queue",
     "adapter_load": "Adapter load",
     "grammar_compile": "Grammar compile",
     "prefill": "Prefill",
+    "journal": "Journal",
+    "delivery": "Delivery of the first token",
     "decode": "Decode",
+    "finish": "End of the response",
 }
 WAIT_SENTENCES: Final = {
     "queue": "Most of the wait was the queue, {duration}: {reason}.",
@@ -94,7 +102,7 @@ async def show_request(page: Reader, request_id: str) -> Response:
         "usage/request.html",
         found=found,
         limit_unit=unit_of,
-        bars=[_bar(phase, end) for phase in found.phases],
+        bars=[_bar(phase, end) for phase in found.phases if phase.duration_ms],
         end_ms=end,
         ticks=_ticks(end),
         wait=found.largest_wait,

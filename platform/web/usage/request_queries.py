@@ -144,7 +144,7 @@ async def timeline(session: AsyncSession, tenant_id: UUID, request_id: str) -> T
 
 
 def phases_of(stored: Mapping[str, Any]) -> list[SpanDocument]:
-    """Return the phases in the order of their starts; they may overlap."""
+    """Return the phases in the order of their starts."""
     phases = [
         SpanDocument(
             name=name, start_ms=start, duration_ms=duration, reason=reason_of(name, next(iter(causes), None))

@@ -72,25 +72,30 @@ def test_the_longest_choice_and_the_engines_longest_times() -> None:
 
 
 def test_phases_follow_each_other_from_the_arrival() -> None:
-    counter = RequestStats(arrival=10.0, n=1, max_tokens=9, prompt_lengths=[3, 3], submitted=10.1)
+    counter = RequestStats(
+        arrival=10.0, n=1, max_tokens=9, prompt_lengths=[3, 3], submitted=10.05, clock=lambda: 11.4
+    )
     counter.see(0, Started("a", None, 0, queue_s=0.1, prefill_s=0.4))
     counter.see(1, Started("b", None, 0, queue_s=0.9, prefill_s=0.3, grammar_s=0.2, adapter_s=0.3))
-    for choice, now in ((0, 11.5), (1, 11.501), (0, 11.75)):
+    for choice, now in ((0, 11.5), (1, 11.51), (0, 11.75)):
         counter.deliver(choice, 1, now)
     counter.finished = 12.0
     timings = counter.timings()
     assert (timings.ttft_ms, timings.duration_ms) == (1500, 2000)
     assert timings.phases == {
+        "transport": (0, 100),
         "grammar_compile": (100, 200),
         "adapter_load": (300, 300),
         "queue": (600, 400),
         "prefill": (1000, 400),
+        "delivery": (1400, 100),
         "decode": (1500, 250),
+        "finish": (1750, 250),
     }
     assert timings.gap_buckets == histogram(GAP_BOUNDS_MS, [250.0])
 
 
-def test_phases_of_the_gateway_come_first_on_the_same_clock() -> None:
+def test_phases_of_the_gateway_come_first_and_all_add_up_to_the_duration() -> None:
     counter = RequestStats(
         arrival=10.0,
         n=1,
@@ -98,20 +103,38 @@ def test_phases_of_the_gateway_come_first_on_the_same_clock() -> None:
         prompt_lengths=[3],
         submitted=10.3,
         finished=11.0,
-        gateway_phases={"auth": (9.5, 9.75), "admission": (10.125, 10.25), "schema_check": (10.25, 10.25)},
+        gateway_phases={
+            "auth": (9.5, 9.75),
+            "admission": (10.125, 10.25),
+            "schema_check": (10.25, 10.25),
+            # Written while the engine worked, and a while longer.
+            "journal": (10.3, 10.875),
+        },
+        clock=lambda: 10.75,
     )
     counter.see(0, Started("a", None, 0, prefill_s=0.25))
     timings = counter.timings()
-    assert timings.duration_ms == 1000
-    assert timings.phases == {"auth": (0, 250), "admission": (625, 125), "prefill": (800, 250)}
+    assert timings.duration_ms == 1500
+    assert timings.phases == {
+        "auth": (0, 250),
+        "body": (250, 250),
+        "prepare": (500, 125),
+        "admission": (625, 125),
+        "transport": (750, 250),
+        "prefill": (1000, 250),
+        "journal": (1250, 125),
+        "finish": (1375, 125),
+    }
 
 
 def test_what_did_not_happen_has_no_phase() -> None:
     counter = stats_of(3)
     counter.finished = 0.2
-    assert counter.timings() == RequestTimings(duration_ms=200, gap_buckets=EMPTY)
+    waited = RequestTimings(duration_ms=200, phases={"engine": (0, 200)}, gap_buckets=EMPTY)
+    assert counter.timings() == waited
+    counter.clock = lambda: 0.1
     counter.see(0, Started("a", None, 0, queue_s=0.0, prefill_s=0.1))
-    assert counter.timings().phases == {"prefill": (0, 100)}
+    assert counter.timings().phases == {"prefill": (0, 100), "finish": (100, 100)}
 
 
 def test_gaps_are_those_between_delivered_tokens_of_one_choice() -> None:

@@ -71,7 +71,8 @@ async def test_a_request_is_in_the_ledger_with_its_id_and_its_times(
     assert 0 <= record.ttft_ms <= record.duration_ms
     assert (rollup.status, rollup.requests, sum(rollup.ttft_buckets)) == ("completed", 1, 1)
     assert sum(rollup.gap_buckets) == record.completion_tokens - 1
-    assert phases.id == record.id and set(phases.phases) == {"auth", "admission", "decode"}
+    assert phases.id == record.id and {"auth", "admission", "decode"} <= phases.phases.keys()
+    assert sum(duration for _, duration, *_ in phases.phases.values()) == record.duration_ms
 
 
 @pytest.mark.parametrize("computed", [0, 3])
