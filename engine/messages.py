@@ -162,6 +162,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     `system_fingerprint` is that of the engine, as in its `EngineInfo`. `queue_s` are the seconds from receipt to the first
     step, `prefill_s` those from there to the first token. Of `queue_s`, the first `grammar_s` were spent waiting for the
     grammar, and then `adapter_s` for the adapter. `causes`: of these waits. `resumed`: it goes on behind the request's `received`.
+    `engine`: which of several it is; a gateway fills it in.
     """
 
     request_id: str
@@ -174,6 +175,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     causes: WaitCauses = NO_CAUSES
     system_fingerprint: str | None = None
     resumed: bool = False
+    engine: str | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):

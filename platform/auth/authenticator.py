@@ -126,14 +126,15 @@ class Authenticator:
     ) -> Caller:
         """Accept a tenant's key with `scope`; with None any key of a tenant. `either`: `x-api-key` may have it, too.
 
-        It writes the tenant into the request's state, without which no JSON body is read; `authorize_operator` writes None.
+        It writes the tenant into the request's state, without which no JSON body is read; `authorize_operator` writes None. Both
+        write the public id of the key.
         Both write begin and end of the authentication, on the monotonic clock, as `auth_span`.
         """
         address = self._addresses.of(request)
         with _Timed(request):
             headers = authorizations(request.headers) if either else request.headers.getlist("authorization")
             caller = await self.authenticate(headers, address, cached=cached, known=known)
-        request.state.tenant_id = caller.tenant_id
+        request.state.tenant_id, request.state.key_id = caller.tenant_id, caller.key_id
         return check_scope(caller, scope)
 
     async def authorize_operator(self, request: Request) -> OperatorCaller:
@@ -141,7 +142,7 @@ class Authenticator:
         headers, address = request.headers.getlist("authorization"), self._addresses.of(request)
         with _Timed(request):
             caller = operator_caller(await self._authentic(headers, address, cached=False), address)
-        request.state.tenant_id = None
+        request.state.tenant_id, request.state.key_id = None, caller.key_id
         return caller
 
     async def authenticate(

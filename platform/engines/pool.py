@@ -7,9 +7,19 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Final, Protocol
 
+import msgspec
+
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import AdapterQuarantined, EngineUnavailable
-from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Event, ProbeReport
+from loraplex.engine.messages import (
+    AdapterRef,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    Event,
+    ProbeReport,
+    Started,
+)
 from loraplex.platform.engines.placement import PlacementRequest, ReplicaState, rank, replica_state
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.startup_errors import EngineStartFailed
@@ -101,11 +111,12 @@ class EnginePool:
     def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
         """See `EngineClient.submit`."""
         if len(self.engines) == 1:
-            return self.engines[0].submit(request)
+            stream = self.engines[0].submit(request)
+            return stream if self._observed is not None else _numbered(stream, 0)
         return self._submit_to(self.pick(request), request)
 
     async def _submit_to(self, engine: ManagedEngine, request: EngineRequest) -> AsyncIterator[Event]:
-        stream = engine.submit(request)
+        stream = _numbered(engine.submit(request), self.engines.index(engine))
         owns = self._owners.setdefault(request.request_id, engine) is engine
         try:
             async for event in stream:
@@ -196,6 +207,16 @@ class EnginePool:
     def open_requests(self) -> int:
         """Requests whose last event has not arrived."""
         return sum(engine.open_requests for engine in self.engines)
+
+
+async def _numbered(stream: AsyncIterator[Event], number: int) -> AsyncIterator[Event]:
+    """Let `Started` say which engine serves the request."""
+    try:
+        async for event in stream:
+            is_start = isinstance(event, Started)
+            yield msgspec.structs.replace(event, engine=str(number)) if is_start else event
+    finally:
+        await stream.aclose()  # type: ignore[attr-defined]  # the clients' streams are generators
 
 
 def _takes_requests(engine: ManagedEngine) -> bool:

@@ -143,7 +143,8 @@ class InferencePipeline:
     ) -> Generation:
         """Admit the request once its sizes are known; only then build its grammar and submit it to the engine."""
         model = await self._resolve(context, values)
-        context.model, context.record.adapter_id = model, model.adapter_id
+        context.model = model
+        context.record.adapter_id, context.record.adapter_version = model.adapter_id, model.version
         context.headers.update(model.headers())
         if context.unknown is not None:
             await self._report(context, model, context.unknown)

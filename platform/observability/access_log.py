@@ -1,5 +1,5 @@
-"""One line per request: its id, its tenant, what became of it, and how long it took. Invariant: no content, no name, no path
-that a client wrote.
+"""One line per request: its ids, who sent it, what became of it, and how long it took. Invariant: no content, no name, no path
+that a client wrote, and no secret. What is not known of a request is left out, besides its tenant and its status.
 """
 
 from typing import Final
@@ -17,7 +17,15 @@ def log_request(finished: FinishedRequest) -> None:
     """Write the line: at level info, and at debug for probes, which would fill the log."""
     handler, tenant_id = finished.handler, finished.tenant_id
     write = LOG.debug if handler in PROBES else LOG.info
-    stats, code = finished.record.stats, finished.record.error_code
+    record = finished.record
+    known = {
+        "key_id": finished.key_id,
+        "code": record.error_code,
+        "adapter_id": None if record.adapter_id is None else str(record.adapter_id),
+        "adapter_version": record.adapter_version,
+        "engine": None if record.stats is None else record.stats.engine,
+        "trace_id": record.trace_id,
+    }
     write(
         "request",
         request_id=finished.request_id,
@@ -26,8 +34,8 @@ def log_request(finished: FinishedRequest) -> None:
         handler=handler,
         status=finished.status,
         duration_ms=_milliseconds(finished.ended - finished.began),
-        **({} if code is None else {"code": code}),
-        **({} if stats is None else _inference(stats)),
+        **{name: value for name, value in known.items() if value is not None},
+        **({} if record.stats is None else _inference(record.stats)),
     )
 
 

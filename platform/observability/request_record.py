@@ -1,6 +1,7 @@
 """What one HTTP request leaves for its access line, its metrics and its trace: facts and times, never content.
 
-Invariant: who handles a request only writes to its record; observers read it once, when the request has ended.
+Invariant: who handles a request only writes to its record; observers read it once, when the request has ended, and the first
+of them may add the id of its trace.
 """
 
 import time
@@ -42,8 +43,8 @@ class InferenceCall:
 class RequestRecord:
     """`phases`: begin and end, on the monotonic clock, of what the gateway did with the request, by name; `causes`: what it
     waited for in them, in numbers and names of limits. `call` and `stats`
-    are set for inference requests that came so far; `adapter_id` once the model is resolved to an adapter; `error_code` where
-    the answer is an error, or a stream ended with one.
+    are set for inference requests that came so far; `adapter_id` and `adapter_version` once the model is resolved to an adapter;
+    `error_code` where the answer is an error, or a stream ended with one; `trace_id` where its span is recorded.
     """
 
     phases: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -51,6 +52,8 @@ class RequestRecord:
     call: InferenceCall | None = None
     stats: RequestStats | None = None
     adapter_id: UUID | None = None
+    adapter_version: int | None = None
+    trace_id: str | None = None
     error_code: str | None = None
 
     @contextmanager
@@ -91,6 +94,12 @@ class FinishedRequest:
     def tenant_id(self) -> UUID | None:
         tenant_id: UUID | None = self.scope["state"].get("tenant_id")
         return tenant_id
+
+    @property
+    def key_id(self) -> str | None:
+        """The public id of the key that was authenticated, if one was."""
+        key_id: str | None = self.scope["state"].get("key_id")
+        return key_id
 
 
 RequestObserver: TypeAlias = Callable[[FinishedRequest], None]

@@ -35,7 +35,8 @@ class RequestStats:
     prompt once for all its choices; `cached_tokens` the part of them in the prefix cache; `completion_tokens` those of all
     choices, `reasoning_tokens` the part of them that is thought, where `thought_counter` makes what counts it for a choice.
     `gateway_phases`: begin and end of what the gateway did, by name, and `gateway_causes` what it waited for in them; `causes`: those
-    of the engine's waits. `system_fingerprint`: the engine's. `resumed`: how often another engine went on with it.
+    of the engine's waits. `system_fingerprint`: the engine's. `engine`: which one, as metrics label it. `resumed`: how often another
+    engine went on with it.
     """
 
     arrival: float
@@ -60,6 +61,7 @@ class RequestStats:
     causes: WaitCauses = NO_CAUSES
     system_fingerprint: str | None = None
     resumed: int = 0
+    engine: str | None = None
     first_token: float | None = None
     last_token: float | None = None
     finished: float = 0.0
@@ -87,7 +89,7 @@ class RequestStats:
         """
         match event:
             case Started():
-                self.system_fingerprint = event.system_fingerprint
+                self.system_fingerprint, self.engine = event.system_fingerprint, event.engine
                 self._count_prompt(prompt, self.prompt_lengths[prompt], event.cached_tokens)
                 if self.queue_s is None or event.queue_s > self.queue_s:
                     self.queue_s, self.started = event.queue_s, self.clock()

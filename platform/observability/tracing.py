@@ -14,7 +14,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace import SpanKind, Status, StatusCode, format_trace_id, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from loraplex.platform.observability.access_log import PROBES
@@ -56,6 +56,8 @@ class RequestTraces:
             attributes=_attributes(finished),
             start_time=epoch_ns + int(finished.began * 1e9),
         )
+        if span.is_recording():
+            finished.record.trace_id = format_trace_id(span.get_span_context().trace_id)
         if finished.status is None or finished.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
         context = set_span_in_context(span, Context())

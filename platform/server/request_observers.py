@@ -15,12 +15,13 @@ from loraplex.platform.startup_errors import SettingsError
 
 def request_observers(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> list[RequestObserver]:
     """The observers that the settings ask for; `stack` closes them. Raises `SettingsError` as `load_tracing`."""
-    observers: list[RequestObserver] = [log_request, metrics.http.record, metrics.usage.record]
+    observers: list[RequestObserver] = []
     if settings.otlp_endpoint is not None:
         traces = load_tracing().RequestTraces(settings.otlp_endpoint, version("loraplex"))
         stack.push_async_callback(asyncio.to_thread, traces.close)
         observers.append(traces.record)
-    return observers
+    # The access line has the id that the trace got.
+    return [*observers, log_request, metrics.http.record, metrics.usage.record]
 
 
 def load_tracing() -> ModuleType:

@@ -8,7 +8,7 @@ from tests.platform.engines.managed_engine import Managed
 
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
-from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Finished
+from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Finished, Started
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.startup_errors import EngineStartFailed
@@ -107,6 +107,20 @@ async def test_requests_and_aborts_reach_their_engine() -> None:
     assert isinstance(last, Finished) and last.reason == "abort"
     assert sum(engine.aborts for engine in engines) == 1
     await pool.abort("unknown")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_the_start_of_a_request_names_its_engine(count: int) -> None:
+    engines = [Managed() for _ in range(count)]
+    pool, seen = EnginePool(engines), set()
+    for number in range(12):
+        (started,) = [
+            event async for event in pool.submit(request(f"t{number}")) if isinstance(event, Started)
+        ]
+        assert started.engine is not None
+        assert engines[int(started.engine)].requests[-1].request_id == f"t{number}"
+        seen.add(started.engine)
+    assert len(seen) == count
 
 
 async def test_closing_the_stream_reaches_the_engine_at_once() -> None:

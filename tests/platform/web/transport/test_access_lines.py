@@ -1,13 +1,18 @@
 """One access line per request, with ids and times and nothing that a client wrote."""
 
+import asyncio
 from typing import Any
 from uuid import UUID
 
 from structlog.testing import capture_logs
+from tests.platform.engines.managed_engine import Managed
 from tests.platform.web.gateway import BASE_MODEL, StartGateway
+from tests.platform.web.transport.test_traces import CALLER, NOT_SAMPLED
 
 from loraplex.engine.fake_engine import FakeScript, Fault
+from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.access_log import log_request
+from loraplex.platform.observability.tracing import RequestTraces
 
 CONTENT = "kanarienvogel5a7c"
 
@@ -45,7 +50,31 @@ async def test_lines_of_inference_and_of_refusals(start_gateway: StartGateway) -
     assert (missing["status"], missing["tenant_id"]) == (404, whole["tenant_id"]) and "ttft_ms" not in missing
     assert (unknown["status"], unknown["tenant_id"]) == (401, None)
     assert (nowhere["status"], nowhere["handler"]) == (404, "none")
+    key_id = whole["key_id"]
+    assert key_id in gateway.key
+    assert (missing["key_id"], unknown.get("key_id"), whole.get("adapter_id")) == (key_id, None, None)
     assert CONTENT not in str(logged) and gateway.key not in str(logged)
+
+
+async def test_lines_name_what_served_a_request(start_gateway: StartGateway) -> None:
+    """The version of its adapter, the engine, and the trace where there is one."""
+    traces = RequestTraces("http://127.0.0.1:9", "1.2.3")
+    gateway = await start_gateway(
+        observers=[traces.record, log_request], real_engine=EnginePool([Managed(FakeScript())])
+    )
+    await gateway.adapter("acme", CONTENT, "c" * 64)
+    await gateway.adapter("acme", CONTENT, "d" * 64)
+    body = {"model": CONTENT, "prompt": "hi", "max_tokens": 2}
+    with capture_logs() as logged:
+        await gateway.post("/v1/completions", body, traceparent=CALLER)
+        await gateway.post("/v1/completions", {**body, "model": BASE_MODEL}, traceparent=NOT_SAMPLED)
+    await asyncio.to_thread(traces.close)
+    adapted, plain = lines_of(logged)
+    UUID(adapted["adapter_id"])
+    assert (adapted["adapter_version"], adapted["engine"]) == (2, "0")
+    assert adapted["trace_id"] == CALLER.split("-")[1]
+    assert not {"adapter_id", "adapter_version", "trace_id"} & plain.keys()
+    assert CONTENT not in str(logged)
 
 
 async def test_the_line_of_a_refused_request_has_the_code_of_its_answer(start_gateway: StartGateway) -> None:
