@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.deploy.alert_cases import CASES, DEPLOY, RULES, TABLE, document, uncovered
 from tests.deploy.promql import filled, selectors
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARDS = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
-RULES = [DEPLOY / "prometheus" / name for name in ("recording.yml", "alerts.yml")]
 BURN = re.compile(r"loraplex:\w+:ratio_rate(\w+) > ([\d.]+) \* ([\d.]+)")
 # The windows of the SRE workbook, with the factor by which the budget burns too fast.
 WINDOWS = {("1h", "5m", "14.4"), ("6h", "30m", "6"), ("1d", "2h", "3"), ("3d", "6h", "1")}
@@ -78,6 +77,12 @@ def test_alerts_say_what_is_wrong_and_how_urgent_it_is() -> None:
         assert rule["annotations"].keys() == {"summary", "description"}
 
 
+def test_every_alert_has_a_case_that_lets_it_fire() -> None:
+    alerts = {rule["alert"] for rule in rules() if "alert" in rule}
+    assert uncovered(alerts) == set() and {case.alert for case in TABLE} <= alerts
+    assert uncovered({*alerts, "LoraplexNew"}) == {"LoraplexNew"}
+
+
 @pytest.mark.parametrize(("series", "budget"), [("requests_bad", "0.001"), ("first_token_late", "0.01")])
 def test_budgets_are_watched_over_the_windows_of_the_workbook(series: str, budget: str) -> None:
     found = set()
@@ -91,9 +96,10 @@ def test_budgets_are_watched_over_the_windows_of_the_workbook(series: str, budge
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Debian's package prometheus")
-def test_promtool_accepts_the_rules_and_they_fire_as_they_should() -> None:
+def test_promtool_accepts_the_rules_and_they_fire_as_they_should(tmp_path: Path) -> None:
+    table = tmp_path / "table.yml"
+    table.write_text(document(rules()))
     check = ["promtool", "check", "config", str(DEPLOY / "prometheus" / "prometheus.yml")]
-    cases = ["promtool", "test", "rules", str(Path(__file__).parent / "alert_cases.yml")]
-    for command in (check, cases):
+    for command in (check, ["promtool", "test", "rules", str(CASES), str(table)]):
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stdout + result.stderr

@@ -29,8 +29,8 @@ async def test_only_log_and_metrics_see_requests_by_default() -> None:
 async def test_an_endpoint_adds_traces() -> None:
     async with AsyncExitStack() as stack:
         metrics = Metrics("m", "1.2.3", 4096, EnginePool([Managed()]))
-        *others, last = request_observers(Settings(otlp_endpoint="http://127.0.0.1:9"), metrics, stack)
-        assert len(others) == 3 and last.__qualname__ == "RequestTraces.record"
+        first, *others = request_observers(Settings(otlp_endpoint="http://127.0.0.1:9"), metrics, stack)
+        assert len(others) == 3 and first.__qualname__ == "RequestTraces.record"
 
 
 def test_without_the_extra_a_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
