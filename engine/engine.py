@@ -23,6 +23,7 @@ from loraplex.engine.errors import (
 )
 from loraplex.engine.kv_cache.block_pool import BlockPool
 from loraplex.engine.kv_cache.prefix_cache import PrefixCache
+from loraplex.engine.kv_cache.tensors import block_bytes
 from loraplex.engine.lora.loader import AdapterSource
 from loraplex.engine.lora.page_geometry import MAX_ADAPTER_SLOTS
 from loraplex.engine.lora.pool import AdapterPool
@@ -33,6 +34,7 @@ from loraplex.engine.runner.step_isolation import IsolatedStep, StepIsolation
 from loraplex.engine.runner_loading import load_runner, max_tokens
 from loraplex.engine.scheduling.fairness import FairShare
 from loraplex.engine.scheduling.scheduler import Scheduler
+from loraplex.engine.scheduling.step_bytes import StepBytes
 from loraplex.engine.scheduling.step_statistics import StepStatistics
 from loraplex.engine.scheduling.stop_conditions import received_reason
 from loraplex.engine.step_watch import StepWatch
@@ -109,6 +111,9 @@ class Engine:
         self._corrupted = self._aborted = 0
         self.step_watch = StepWatch(config.step_warning_s, clock)
         self._steps = StepStatistics(clock, self.scheduler.unstarted_by_namespace)
+        self._bytes = StepBytes(
+            model.streamed_bytes, block_bytes(model.config, 1, model.kv_dtype), self.adapters.size_bytes
+        )
 
     def info(self) -> EngineInfo:
         """Facts of the served model, with the pool of this engine."""
@@ -243,6 +248,10 @@ class Engine:
             step_tokens=self._steps.num_tokens,
             step_tokens_histogram=list(self._steps.histogram),
             step_seconds=self._steps.seconds,
+            step_weight_bytes=self._bytes.weights,
+            step_kv_bytes=self._bytes.kv,
+            step_adapter_bytes=self._bytes.adapters,
+            memory_rate=self.model.memory_rate,
             tenant_steps=self._steps.tenants(),
             step_adapters=self._steps.adapters(),
             waiting_for_grammar=scheduler.num_waiting_for_grammar,
@@ -263,6 +272,7 @@ class Engine:
     def _launch(self, plan: StepPlan, rows: list[PlannedRow] | None) -> IsolatedStep:
         """Launch a plan. `rows` are the rows to sample; None while a step in flight may still end some of them."""
         self._steps.count(plan)
+        self._bytes.count(plan)
         self.step_watch.launch(plan)
         return self._isolation.launch(plan, rows)
 

@@ -295,7 +295,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     `step_tokens_histogram[i]` counts steps of at most `STEP_TOKEN_BOUNDS[i]` tokens and more than the previous bound; one
     more count at the end is for steps above all bounds. `late_masks` counts rows that skipped a step because their
     grammar's mask was not ready in time; `forced_tokens` those that a grammar left no choice about. `slow_steps` counts steps
-    that took longer than `EngineConfig.step_warning_s`. `quarantined_adapters`
+    that took longer than `EngineConfig.step_warning_s`. `step_*_bytes` are what steps read of the device's memory, and `memory_rate`
+    the bytes per second at which it was read at the start. `quarantined_adapters`
     are keys (`AdapterRef.key`) of the newest adapters refused here. `device_adapters` are the keys of `resident_adapters`, and
     `host_adapters` of those in host memory, which may be on the device as well. `adapter_read_rate` and `adapter_copy_rate` are
     the bytes per second of loads, measured lately: into host memory, and from there to the device. `adapter_page_error` is the
@@ -344,6 +345,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: int = 0
     step_tokens_histogram: list[int] = []
     step_seconds: float = 0.0
+    step_weight_bytes: int = 0
+    step_kv_bytes: int = 0
+    step_adapter_bytes: int = 0
+    memory_rate: float = 0.0
     slow_steps: int = 0
     tenant_steps: list[TenantSteps] = []
     step_adapters: list[str] = []

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from loraplex.engine.capacity.memory_advice import format_bytes, memory_advice
 from loraplex.engine.capacity.memory_plan import MemoryPlan, plan_memory
-from loraplex.engine.capacity.weight_bytes import has_dense_products
+from loraplex.engine.capacity.memory_rate import memory_rate
+from loraplex.engine.capacity.weight_bytes import EMBEDDINGS, HEAD, has_dense_products
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.checkpoints.digest import digest_of, file_hashes, fingerprint
 from loraplex.engine.checkpoints.model_files import locate_model
@@ -32,7 +33,8 @@ from loraplex.engine.quantization.scheme import check_scheme, check_stored
 class LoadedModel:
     """A decoder ready to run. `max_model_len` in tokens, `num_blocks` of the KV pool.
 
-    `memory` is the plan made before loading, `weights_bytes` what the parameters took, `info` what gateways get.
+    `memory` is the plan made before loading, `weights_bytes` what the parameters took, `memory_rate` the bytes per second
+    at which the device reads them, `info` what gateways get.
     """
 
     path: str
@@ -47,7 +49,14 @@ class LoadedModel:
     num_blocks: int
     memory: MemoryPlan
     weights_bytes: int
+    memory_rate: float
     info: EngineInfo
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes of the weights that every step reads: of the embeddings only where they are the head, too."""
+        kinds = {each.kind: each.num_bytes for each in self.memory.weights}
+        return self.weights_bytes - (kinds[EMBEDDINGS] if HEAD in kinds else 0)
 
 
 def load_model(
@@ -103,6 +112,7 @@ def load_model(
         num_blocks=num_blocks,
         memory=memory,
         weights_bytes=weights_bytes,
+        memory_rate=memory_rate(device, weights_bytes),
         info=info,
     )
 

@@ -61,6 +61,12 @@ SPLIT_COUNTERS: Final = (
         "Adapter loads to the device.",
         (("ok", "adapter_loads"), ("failed", "adapter_load_failures")),
     ),
+    (
+        "loraplex_step_bytes",
+        "part",
+        "Bytes that steps read of the device's memory.",
+        (("weights", "step_weight_bytes"), ("kv", "step_kv_bytes"), ("adapters", "step_adapter_bytes")),
+    ),
 )
 GAUGES: Final = (
     ("vllm:num_requests_running", "running", "Requests in the running batch."),
@@ -79,6 +85,11 @@ GAUGES: Final = (
     ("loraplex_kv_blocks_free", "free_blocks", "Empty KV blocks."),
     ("loraplex_kv_blocks_cached", "cached_blocks", "KV blocks kept for reuse, evictable."),
     ("loraplex_kv_blocks_referenced", "referenced_blocks", "KV blocks in use."),
+    (
+        "loraplex_memory_rate_bytes",
+        "memory_rate",
+        "Bytes per second at which the device's memory was read at the engine's start.",
+    ),
     (
         "loraplex_engine_step_age_seconds",
         "heartbeat_age_s",

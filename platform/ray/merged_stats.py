@@ -7,7 +7,7 @@ from typing import Any, Final
 from loraplex.engine.messages import EngineStats, TenantSteps
 
 LARGEST: Final = frozenset(
-    {"adapter_read_rate", "adapter_copy_rate", "adapter_page_error", "heartbeat_age_s"}
+    {"adapter_read_rate", "adapter_copy_rate", "adapter_page_error", "heartbeat_age_s", "memory_rate"}
 )
 
 

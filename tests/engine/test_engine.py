@@ -248,7 +248,10 @@ def test_mixed_adapters_equal_peft_one_at_a_time(
         engine.add(str(index), prompt, names[index % len(names)])
     engine.run()
     assert not engine.failures
-    assert engine.engine.stats().resident_adapters != []
+    stats = engine.engine.stats()
+    assert stats.resident_adapters != [] and stats.memory_rate > 0
+    assert stats.step_weight_bytes == stats.steps * engine.engine.model.streamed_bytes
+    assert stats.step_kv_bytes > 0 and stats.step_adapter_bytes > 0
     for index, prompt in enumerate(prompts(18, seed=3)):
         reference.check(names[index % len(names)], prompt, engine.outputs[str(index), 0])
 

@@ -52,6 +52,17 @@ SATURATION: Final = Dashboard(
                 "How well the batch is filled.",
                 quantiles("vllm:iteration_tokens_total", by="le"),
             ),
+            Panel(
+                "Share of the memory's rate",
+                "What steps read, over what the device can read meanwhile. Near 1 decoding is at its limit.",
+                {
+                    "engine {{engine}} {{part}}": f"{rate_of_engine('loraplex_step_bytes_total', by='engine, part')}"
+                    f" / on (engine) group_left () ({rate_of_engine('loraplex_engine_step_seconds_total')}"
+                    f" * {of_engine('loraplex_memory_rate_bytes')})"
+                },
+                "percentunit",
+                stacked=True,
+            ),
         ],
         "Queues": [
             Panel("Queue", "Receipt to first step.", quantiles("loraplex_request_queue_seconds", JOB), "s"),

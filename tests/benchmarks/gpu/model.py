@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from loraplex.engine.capacity.memory_plan import Machine, plan_memory
+from loraplex.engine.capacity.memory_rate import memory_rate
 from loraplex.engine.checkpoints.config_reader import normalise_config
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.device import machine_of
@@ -107,6 +108,7 @@ def loaded_model(
         num_blocks=1,
         memory=memory,
         weights_bytes=weights_bytes,
+        memory_rate=memory_rate(decoder.device, weights_bytes),
         info=DEFAULT_INFO,
     )
     return RandomModel(loaded, streamed, scheme)

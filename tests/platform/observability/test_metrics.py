@@ -56,6 +56,8 @@ EXPECTED = [
     "loraplex_engine_heartbeat_age_seconds",
     "loraplex_adapter_residency",
     "loraplex_adapter_loads",
+    "loraplex_step_bytes",
+    "loraplex_memory_rate_bytes",
     "loraplex_grammar_trials",
     "loraplex_grammar_trial_seconds",
     "loraplex_grammar_compilations",
