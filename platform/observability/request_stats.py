@@ -135,7 +135,7 @@ class RequestStats:
             ttft_ms=None if first is None else _milliseconds(first - self.arrival),
             duration_ms=_milliseconds(self.finished - origin),
             phases=phases,
-            causes={name: causes for name, causes in self._phase_causes() if name in phases},
+            causes={name: causes for name, causes in self.phase_causes() if name in phases},
             gap_buckets=counted(GAP_BOUNDS_MS, (gap * 1000 for gap in self.token_gaps)),
         )
 
@@ -189,7 +189,8 @@ class RequestStats:
             yield "decode", self.last_token
         yield "finish", self.finished
 
-    def _phase_causes(self) -> Iterator[tuple[str, PhaseCauses]]:
+    def phase_causes(self) -> Iterator[tuple[str, PhaseCauses]]:
+        """Name and causes of each phase that has any: what it waited for or did."""
         causes = self.causes
         yield from self.gateway_causes.items()
         yield (

@@ -1,5 +1,5 @@
 """OpenTelemetry traces, sent as OTLP over HTTP: one span per request by the conventions for generative AI, with its phases as
-children.
+children. A child has the operation, the model, its tokens by the same conventions, and its causes as `loraplex.<phase>.<cause>`.
 
 Invariants: no message content; a request never waits for the collector, whose failures only lose traces. Imported where traces are
 exported only: it needs the extra `otel`.
@@ -19,7 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from loraplex.platform.observability.access_log import PROBES
 from loraplex.platform.observability.request_id import response_headers_of
-from loraplex.platform.observability.request_record import FinishedRequest, InferenceCall
+from loraplex.platform.observability.request_record import FinishedRequest, InferenceCall, RequestRecord
 from loraplex.platform.observability.request_stats import RequestStats
 
 PATH: Final = "/v1/traces"
@@ -27,6 +27,17 @@ PROVIDER: Final = "loraplex"
 EXPORT_TIMEOUT_S: Final = 5
 SPAN_NAMES: Final = {"admission": "quota"}
 """Spans whose name is not that of their phase."""
+OF_EACH_PHASE: Final = frozenset(("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model"))
+OF_PHASE: Final = {
+    "prefill": ("gen_ai.usage.input_tokens", "gen_ai.usage.cache_read.input_tokens", "loraplex.engine.id"),
+    "decode": (
+        "gen_ai.usage.output_tokens",
+        "gen_ai.usage.reasoning.output_tokens",
+        "gen_ai.response.finish_reasons",
+        "loraplex.engine.id",
+    ),
+}
+"""Attributes of the request that are those of one of its phases, too."""
 ADAPTER_HEADER: Final = "x-loraplex-adapter"
 Attributes: TypeAlias = dict[str, str | int | float | list[str]]
 
@@ -62,7 +73,12 @@ class RequestTraces:
             span.set_status(Status(StatusCode.ERROR))
         context = set_span_in_context(span, Context())
         for name, (begin, end) in phases.items():
-            child = self._tracer.start_span(name, context=context, start_time=epoch_ns + int(begin * 1e9))
+            child = self._tracer.start_span(
+                SPAN_NAMES.get(name, name),
+                context=context,
+                attributes=_phase_attributes(name, finished.record),
+                start_time=epoch_ns + int(begin * 1e9),
+            )
             child.end(epoch_ns + int(end * 1e9))
         span.end(epoch_ns + int(finished.ended * 1e9))
 
@@ -87,7 +103,7 @@ def _phases(finished: FinishedRequest) -> Iterator[tuple[str, tuple[float, float
         phases = [*stats.phases(), ("settlement", stats.finished, finished.ended)]
     for name, began, ended in phases:
         if ended > began:
-            yield SPAN_NAMES.get(name, name), (began, ended)
+            yield name, (began, ended)
 
 
 def _name(finished: FinishedRequest, call: InferenceCall | None) -> str:
@@ -118,6 +134,19 @@ def _attributes(finished: FinishedRequest) -> Attributes:
     return attributes if error is None else attributes | {"error.type": error}
 
 
+def _phase_attributes(phase: str, record: RequestRecord) -> Attributes:
+    call, stats = record.call, record.stats
+    if call is None or stats is None:
+        return {}
+    causes = dict(stats.phase_causes()).get(phase, {})
+    response = _response_attributes(stats)
+    return (
+        {name: value for name, value in _request_attributes(call).items() if name in OF_EACH_PHASE}
+        | {name: response[name] for name in OF_PHASE.get(phase, ()) if name in response}
+        | {f"loraplex.{phase}.{cause}": value for cause, value in causes.items()}
+    )
+
+
 def _error_type(finished: FinishedRequest) -> str | None:
     """What went wrong: a status, or how the generation ended."""
     if finished.status is None or finished.status >= 400:
@@ -142,9 +171,14 @@ def _request_attributes(call: InferenceCall) -> Attributes:
 
 
 def _response_attributes(stats: RequestStats) -> Attributes:
-    return {
+    given: Attributes = {
         "gen_ai.response.finish_reasons": [stats.finish_reason],
         "gen_ai.usage.input_tokens": stats.prompt_tokens,
         "gen_ai.usage.output_tokens": stats.completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": stats.cached_tokens,
     }
+    if stats.thought_counter is not None:
+        given["gen_ai.usage.reasoning.output_tokens"] = stats.reasoning_tokens
+    if stats.engine is not None:
+        given["loraplex.engine.id"] = stats.engine
+    return given

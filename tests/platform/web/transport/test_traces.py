@@ -4,11 +4,15 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from opentelemetry.semconv.attributes import error_attributes, http_attributes
 from tests.platform.web.gateway import BASE_MODEL, Gateway, StartGateway
 from tests.platform.web.otlp_receiver import Received, ReceivedSpan, receiving
 
 from loraplex.engine.fake_engine import FakeScript, Fault
+from loraplex.engine.messages import WaitCauses
 from loraplex.platform.observability.tracing import RequestTraces
 
 CONTENT = "kanarienvogel9d1e"
@@ -21,6 +25,8 @@ TIMED = FakeScript(
     grammar_s=0.2,
     adapter_s=0.1,
 )
+CONVENTIONS = (gen_ai_attributes, http_attributes, error_attributes)
+DEPRECATED = {"gen_ai.system", "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "string"}}}
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 NOT_SAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
@@ -108,6 +114,43 @@ async def test_a_request_is_a_span_with_its_phases_below_it(traced: Traced) -> N
     assert round((phases["grammar_compile"].ended - phases["grammar_compile"].began) / millisecond) == 200
     assert abs(phases["prefill"].began - phases["queue"].ended) < millisecond
     assert phases["decode"].began < phases["decode"].ended <= root.ended
+
+
+async def test_spans_have_the_conventions_attributes(traced: Traced) -> None:
+    """Of every operation, and with a phase's causes under names of our own."""
+    script = msgspec.structs.replace(TIMED, causes=WaitCauses(queued_before=3, limit="rows"))
+    gateway = await traced.open(script)
+    await gateway.post("/v1/chat/completions", chat(response_format=SCHEMA))
+    await gateway.post("/v1/completions", {"model": BASE_MODEL, "prompt": "x", "max_tokens": 2})
+    await gateway.post("/v1/responses", {"model": BASE_MODEL, "input": "x"})
+    await gateway.post("/v1/messages", {**chat(), "top_k": 3})
+    await gateway.post("/v1/chat/completions", chat(model="missing"))
+    collector = await traced.flushed()
+    known = {name for module in CONVENTIONS for name in vars(module).values() if isinstance(name, str)}
+    operations = {each.value for each in gen_ai_attributes.GenAiOperationNameValues}
+    for span in collector.spans:
+        names = {name for name in span.attributes if not name.startswith("loraplex.")}
+        assert names <= known - DEPRECATED
+        assert span.attributes.get("gen_ai.operation.name", "chat") in operations
+    first = next(span for span in collector.spans if span.attributes.get("http.response.status_code") == 200)
+    phases = {name: span.attributes for name, span in collector.children(first).items()}
+    every = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "loraplex",
+        "gen_ai.request.model": BASE_MODEL,
+    }
+    assert all(every.items() <= phase.items() for phase in phases.values())
+    usage = {name: first.attributes[f"gen_ai.usage.{name}"] for name in ("input_tokens", "output_tokens")}
+    assert phases["prefill"] == {
+        **every,
+        "gen_ai.usage.input_tokens": usage["input_tokens"],
+        "gen_ai.usage.cache_read.input_tokens": 2,
+        "loraplex.prefill.computed": usage["input_tokens"] - 2,
+        "loraplex.prefill.cached": 2,
+    }
+    assert phases["decode"]["gen_ai.usage.output_tokens"] == usage["output_tokens"] == 2
+    assert phases["decode"]["gen_ai.response.finish_reasons"] == ["stop"]
+    assert phases["queue"] == {**every, "loraplex.queue.before": 3, "loraplex.queue.limit": "rows"}
 
 
 async def test_spans_have_no_content(traced: Traced) -> None:
