@@ -1,30 +1,38 @@
-"""An `EngineClient` over several engines; `placement.rank` chooses the engine of each request. Invariant: an engine that has its
-share of the open requests gets no more while another one has not.
+"""An `EngineClient` over several engines, which come and go; `ReplicaIndex` chooses the engine of each request. Invariant: an engine
+that has its share of the open requests gets no more while another one has not.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from random import Random
 from typing import Final, Protocol
 
 import msgspec
 
 from loraplex.engine.client import EngineClient
-from loraplex.engine.errors import AdapterQuarantined, EngineUnavailable
+from loraplex.engine.errors import AdapterQuarantined, EngineDraining, EngineUnavailable
 from loraplex.engine.messages import (
+    AdapterKey,
     AdapterRef,
     EngineInfo,
     EngineRequest,
     EngineStats,
     Event,
+    Failed,
     ProbeReport,
     Started,
 )
-from loraplex.platform.engines.placement import PlacementRequest, ReplicaState, rank, replica_state
+from loraplex.platform.engines.placement import replica_state
 from loraplex.platform.engines.poison_memory import PoisonMemory
+from loraplex.platform.engines.prefix_index import PromptPrefix, prompt_prefixes
+from loraplex.platform.engines.replica_index import ReplicaIndex
 from loraplex.platform.startup_errors import EngineStartFailed
 
 NO_STATS: Final = EngineStats()
+JOIN_POLL_S: Final = 0.5
+"""How often `wait_ready` looks for engines that have joined meanwhile."""
 
 
 class ObservedEngine(Protocol):
@@ -32,8 +40,14 @@ class ObservedEngine(Protocol):
 
     `last_stats` is None while the engine does not respond; `known_stats` are its newest ones all the same, of `known_at`.
     `restarts` and `failure`, why the engine does not run now, are known of an engine that this process supervises. `deaths`
-    counts processes that were lost and replaced by another.
+    counts processes that were lost and replaced by another. `device`: what the engine has for itself, if this process knows.
     """
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def device(self) -> str | None: ...
 
     @property
     def connected(self) -> bool: ...
@@ -70,91 +84,163 @@ class ManagedEngine(EngineClient, ObservedEngine, Protocol):
     def fail_open(self, reason: str) -> None: ...
 
 
-class EnginePool:
-    """Distributes requests over `engines`; with a single engine it passes every call through.
+class EngineFleet(Protocol):
+    """Starts and drains the engines of a pool while it serves."""
 
-    `poison_memory` is the memory to which the engines report their deaths. `observed` lists the engines for observers, where
-    one client stands for several.
+    async def add(self, address: str | None, replaces: int | None) -> int:
+        """Add an engine and return its number: that at `address`, or a new one, on the device of `replaces` where two fit.
+
+        Raises `EngineNotAdded`.
+        """
+        ...
+
+    async def drain(self, number: int, grace_s: float) -> None:
+        """Let an engine take no more requests, and end once its open ones have, or after `grace_s`. Returns at once.
+
+        Raises `EngineUnavailable`.
+        """
+        ...
+
+
+class EnginePool:
+    """Distributes requests over engines; with a single one it passes every call through.
+
+    Each engine has a number, which no other one gets unless it is added with it. `poison_memory` is the memory to which the
+    engines report their deaths. `observed` lists the engines for observers, where one client stands for several. `fleet` starts
+    and drains engines; None where others do.
     """
 
     def __init__(
         self,
-        engines: Sequence[ManagedEngine],
+        engines: Sequence[ManagedEngine] = (),
         poison_memory: PoisonMemory | None = None,
         observed: Callable[[], Mapping[int, ObservedEngine]] | None = None,
     ) -> None:
-        if not engines:
-            raise ValueError("a pool needs at least one engine")
-        self.engines = tuple(engines)
         self.poison_memory = poison_memory or PoisonMemory()
+        self.fleet: EngineFleet | None = None
+        self._engines = dict(enumerate(engines))
+        self._next = len(self._engines)
         self._observed = observed
         self._owners: dict[str, ManagedEngine] = {}
-        self._states: dict[str, tuple[EngineStats, ReplicaState]] = {}
+        self._index = ReplicaIndex(Random())
+        self._reports: dict[int, EngineStats] = {}
+
+    @property
+    def engines(self) -> Mapping[int, ManagedEngine]:
+        """The engines by their number."""
+        return self._engines
+
+    def add(self, engine: ManagedEngine, number: int | None = None) -> int:
+        """Let an engine take requests, as soon as it is connected, and return its number."""
+        number = self._next if number is None else number
+        self._next = max(self._next, number + 1)
+        self._engines[number] = engine
+        return number
+
+    def remove(self, number: int) -> None:
+        """Send an engine nothing any more. Its open requests go on; whoever owns it closes it."""
+        self._engines.pop(number, None)
+        self._forget_report(number)
 
     def observed(self) -> Mapping[int, ObservedEngine]:
         """The engines by their number, which stays with an engine while it is known."""
-        return dict(enumerate(self.engines)) if self._observed is None else self._observed()
+        return dict(self._engines) if self._observed is None else self._observed()
 
     def info(self) -> EngineInfo:
-        """The `EngineInfo` of the first engine that is ready. Raises `EngineUnavailable` while none is."""
-        for engine in self.engines:
+        """The `EngineInfo` of an engine that is ready, or else is described. Raises `EngineUnavailable` while none is."""
+        for engine in self._engines.values():
             if engine.connected:
                 return engine.info()
-        return self.engines[0].info()
+        for engine in self._engines.values():
+            with suppress(EngineUnavailable):
+                return engine.info()
+        raise EngineUnavailable("no engine is ready")
 
     def require_one_model(self) -> None:
         """Check that all connected engines serve one model. Raises `EngineStartFailed`."""
-        digests = {engine.info().model_digest for engine in self.engines if engine.connected}
+        digests = {engine.info().model_digest for engine in self._engines.values() if engine.connected}
         if len(digests) > 1:
             raise EngineStartFailed("the engines serve different models: " + ", ".join(sorted(digests)))
 
     def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
         """See `EngineClient.submit`."""
-        if len(self.engines) == 1:
-            stream = self.engines[0].submit(request)
-            return stream if self._observed is not None else _numbered(stream, 0)
-        return self._submit_to(self.pick(request), request)
+        if len(self._engines) == 1:
+            [(number, engine)] = self._engines.items()
+            stream = engine.submit(request)
+            return stream if self._observed is not None else _numbered(stream, number)
+        return self._submit_placed(request)
 
-    async def _submit_to(self, engine: ManagedEngine, request: EngineRequest) -> AsyncIterator[Event]:
-        stream = _numbered(engine.submit(request), self.engines.index(engine))
-        owns = self._owners.setdefault(request.request_id, engine) is engine
-        try:
-            async for event in stream:
-                yield event
-        finally:
-            if owns:
-                self._owners.pop(request.request_id, None)
-            await stream.aclose()  # type: ignore[attr-defined]  # the clients' streams are generators
+    async def _submit_placed(self, request: EngineRequest) -> AsyncIterator[Event]:
+        """Run a request on the engine that suits it best. One that drains has not begun it, so that the next one takes it."""
+        namespace, key = request.namespace, None if request.adapter is None else request.adapter.key
+        prefixes = prompt_prefixes(namespace, key, request.cache_salt, request.prompt_token_ids)
+        tried, begun = set[int](), False
+        while not begun and (number := self._choose(namespace, key, prefixes, tried)) is not None:
+            tried.add(number)
+            engine = self._engines[number]
+            owns = self._owners.setdefault(request.request_id, engine) is engine
+            self._index.sent(str(number), namespace, key, prefixes)
+            stream = _numbered(engine.submit(request), number)
+            try:
+                async for event in stream:
+                    if not begun and isinstance(event, Failed) and event.code == EngineDraining.code:
+                        break
+                    begun = True
+                    yield event
+            finally:
+                self._index.ended(str(number), namespace, key)
+                if owns:
+                    self._owners.pop(request.request_id, None)
+                await stream.aclose()  # type: ignore[attr-defined]  # the clients' streams are generators
+        if not begun:
+            yield Failed(request.request_id, EngineUnavailable.code, "no engine takes requests now")
 
-    def pick(self, request: EngineRequest) -> ManagedEngine:
-        """See `home`."""
-        return self.home(request.namespace, request.adapter)
+    def _choose(
+        self,
+        namespace: bytes,
+        adapter: AdapterKey | None,
+        prefixes: Sequence[PromptPrefix],
+        tried: Collection[int] = (),
+    ) -> int | None:
+        """The best engine for a request, by what each last reported, that is not in `tried`.
+
+        While none takes requests it is the first one, whose client knows why, and waits for one that was lost a moment ago.
+        """
+        self._read_reports()
+        for engine_id in self._index.choose(namespace, adapter, prefixes):
+            if int(engine_id) not in tried:
+                return int(engine_id)
+        return None if tried else next(iter(self._engines), None)
+
+    def _read_reports(self) -> None:
+        """Take over the statistics that came since the last request; they name each adapter in memory, so each is read once."""
+        for number, engine in self._engines.items():
+            if not takes_requests(engine):
+                self._forget_report(number)
+                continue
+            stats = engine.last_stats or NO_STATS
+            if self._reports.get(number) is not stats:
+                self._reports[number] = stats
+                self._index.update(replica_state(str(number), stats, stats.running + stats.waiting))
+
+    def _forget_report(self, number: int) -> None:
+        if self._reports.pop(number, None) is not None:
+            self._index.remove(str(number))
 
     def home(self, namespace: bytes, adapter: AdapterRef | None) -> ManagedEngine:
-        """Choose the engine of an adapter, or of a tenant for the base model; see `rank`.
+        """The engine that the next request of an adapter, or of a tenant for the base model, goes to.
 
-        It takes requests, and has less than its share of them.
+        Raises `EngineUnavailable` without engines.
         """
-        alive = [(str(i), engine) for i, engine in enumerate(self.engines) if _takes_requests(engine)]
-        if len(alive) <= 1:
-            return alive[0][1] if alive else self.engines[0]
-        states = [self._state(replica_id, engine) for replica_id, engine in alive]
-        key = None if adapter is None else adapter.key
-        return self.engines[int(rank(states, PlacementRequest(namespace=namespace, adapter=key))[0])]
-
-    def _state(self, replica_id: str, engine: ManagedEngine) -> ReplicaState:
-        """Its state with its load of now; what its statistics say is read once, since they name each adapter in memory."""
-        stats = engine.last_stats or NO_STATS
-        known = self._states.get(replica_id)
-        if known is None or known[0] is not stats:
-            known = self._states[replica_id] = (stats, replica_state(replica_id, stats, 0))
-        known[1].open_requests = engine.open_requests
-        return known[1]
+        number = self._choose(namespace, None if adapter is None else adapter.key, ())
+        if number is None:
+            raise EngineUnavailable("there is no engine")
+        return self._engines[number]
 
     async def abort(self, request_id: str) -> None:
         """See `EngineClient.abort`; an id that this pool does not know is aborted on every engine."""
         owner = self._owners.get(request_id)
-        engines = self.engines if owner is None else (owner,)
+        engines = self._engines.values() if owner is None else (owner,)
         await asyncio.gather(*(engine.abort(request_id) for engine in engines))
 
     async def probe(self, adapter: AdapterRef) -> ProbeReport:
@@ -173,40 +259,42 @@ class EnginePool:
     async def forget(self, namespace: bytes) -> None:
         """See `EngineClient.forget`. Sends it to every engine, and raises afterwards if one of them failed."""
         results = await asyncio.gather(
-            *(engine.forget(namespace) for engine in self.engines), return_exceptions=True
+            *(engine.forget(namespace) for engine in self._engines.values()), return_exceptions=True
         )
         for failure in filter(None, results):
             raise failure
 
     async def wait_ready(self) -> None:
-        """See `EngineClient.wait_ready`; returns with the first engine that is ready."""
-        waiting = [asyncio.create_task(engine.wait_ready()) for engine in self.engines]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
+        """See `EngineClient.wait_ready`; returns with the first engine that is ready, also one that joins meanwhile."""
+        while not any(engine.connected for engine in self._engines.values()):
+            waiting = [asyncio.create_task(engine.wait_ready()) for engine in self._engines.values()]
+            waiting.append(asyncio.create_task(asyncio.sleep(JOIN_POLL_S)))
+            try:
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in waiting:
+                    task.cancel()
 
     async def stats(self) -> EngineStats:
         """The statistics of the first connected engine; those of each engine are read from `engines`."""
-        for engine in self.engines:
+        for engine in self._engines.values():
             if engine.connected:
                 return await engine.stats()
         raise EngineUnavailable("no engine is connected")
 
     async def drain(self) -> None:
         """See `EngineClient.drain`."""
-        await asyncio.gather(*(engine.drain() for engine in self.engines))
+        await asyncio.gather(*(engine.drain() for engine in self._engines.values()))
 
     def fail_open(self, reason: str) -> None:
         """End every open request with `Failed(server_shutting_down)`."""
-        for engine in self.engines:
+        for engine in self._engines.values():
             engine.fail_open(reason)
 
     @property
     def open_requests(self) -> int:
         """Requests whose last event has not arrived."""
-        return sum(engine.open_requests for engine in self.engines)
+        return sum(engine.open_requests for engine in self._engines.values())
 
 
 async def _numbered(stream: AsyncIterator[Event], number: int) -> AsyncIterator[Event]:
@@ -219,6 +307,7 @@ async def _numbered(stream: AsyncIterator[Event], number: int) -> AsyncIterator[
         await stream.aclose()  # type: ignore[attr-defined]  # the clients' streams are generators
 
 
-def _takes_requests(engine: ManagedEngine) -> bool:
+def takes_requests(engine: ObservedEngine) -> bool:
+    """Whether the engine is there and does not drain, as far as this process knows."""
     stats = engine.last_stats
     return engine.connected and not (stats is not None and stats.draining)

@@ -57,8 +57,8 @@ class RemoteEngine:
     """A client of the engine at `address` (`ipc://…`). `start` returns at once; `wait_ready` waits for the engine.
 
     `silence_s` is how long the engine may leave pings unanswered before it counts as lost. `on_death` is called when
-    another process has taken the place of a lost one. `restarts` and `failure` (why there is no engine now) are set by the
-    process that supervises the engine, and stay 0 and None for an engine of another process.
+    another process has taken the place of a lost one. `restarts`, `failure` (why there is no engine now) and `device` are set by
+    the process that supervises the engine, and stay 0 and None for an engine of another process.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RemoteEngine:
         on_death: OnDeath = ignore_death,
     ) -> None:
         wire.socket_path(address)
-        self._address = address
+        self.address = address
         self._buffer = buffer
         self._silence_s = silence_s
         self._on_death = on_death
@@ -95,6 +95,7 @@ class RemoteEngine:
         self.last_stats: EngineStats | None = None
         self.known_stats: EngineStats | None = None
         self.known_at: datetime | None = None
+        self.device: str | None = None
         self.restarts = 0
         self.deaths = 0
         self.failure: str | None = None
@@ -279,7 +280,7 @@ class RemoteEngine:
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
-        socket.connect(self._address)
+        socket.connect(self.address)
         self._socket = LoopSocket(socket, self._receive)
         return True
 

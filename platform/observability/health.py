@@ -28,6 +28,7 @@ DEPENDENCY_TIMEOUT_S = 2.0
 FRESH_S = 5.0
 HYSTERESIS_S = 2.0
 RETRY_AFTER_S = 2
+NO_ENGINE = "there is no engine"
 READY_STALL_S = 20.0
 LOG = structlog.get_logger("loraplex.health")
 
@@ -115,7 +116,7 @@ class Health:
 
     def reasons(self) -> list[str]:
         """Why the next request would be refused; empty when it would be admitted."""
-        engines = [self._trouble(engine) for engine in self.engines.observed().values()]
+        engines = [self._trouble(engine) for engine in self.engines.observed().values()] or [NO_ENGINE]
         found: dict[str, list[str | None]] = {
             "database": [self._missing(name) for name in sorted(self.down)],
             "engine": engines if all(engines) else [],

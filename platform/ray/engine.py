@@ -39,6 +39,7 @@ from loraplex.platform.ray.messages import Placing, ProbeCall, decode_probed, en
 from loraplex.platform.ray.replica_calls import call_living
 from loraplex.platform.ray.replica_set import ReplicaSet
 from loraplex.platform.ray.routed_request import RoutedRequest, lost
+from loraplex.platform.setting_types import RAY_ADDRESS_PREFIX
 
 
 class RayEngine:
@@ -61,6 +62,8 @@ class RayEngine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._aborts = Aborts(replicas, self._handle, self._spawn)
         self._draining = False
+        self.address = RAY_ADDRESS_PREFIX
+        self.device: str | None = None
 
     @property
     def connected(self) -> bool:

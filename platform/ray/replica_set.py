@@ -30,10 +30,16 @@ class ReplicaView:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._earlier_restarts = 0
+        self.device: str | None = None
         self.replica_id: str | None = None
         self.report: ReplicaReport | None = None
         self.left_at = clock()
         self.deaths = 0
+
+    @property
+    def address(self) -> str:
+        """The replica's id; empty while the place is vacant."""
+        return self.replica_id or ""
 
     @property
     def connected(self) -> bool:

@@ -11,6 +11,8 @@ class Managed(FakeEngine):
 
     def __init__(self, script: FakeScript | None = None) -> None:
         super().__init__(script)
+        self.address = "ipc:///managed"
+        self.device: str | None = None
         self.connected = True
         self.last_stats: EngineStats | None = None
         self.known_stats: EngineStats | None = None

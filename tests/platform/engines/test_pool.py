@@ -3,14 +3,23 @@
 import asyncio
 from collections import Counter
 
+import msgspec
 import pytest
 from tests.platform.engines.managed_engine import Managed
 
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
-from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Finished, Started
+from loraplex.engine.messages import (
+    AdapterRef,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    Failed,
+    Finished,
+    Started,
+)
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.platform.engines.pool import EnginePool
+from loraplex.platform.engines.pool import NO_STATS, EnginePool, ManagedEngine
 from loraplex.platform.startup_errors import EngineStartFailed
 
 
@@ -25,32 +34,36 @@ def request(name: str, adapter: str | None = None) -> EngineRequest:
     )
 
 
+def home_of(pool: EnginePool, engine_request: EngineRequest) -> ManagedEngine:
+    return pool.home(engine_request.namespace, engine_request.adapter)
+
+
 def test_homes_are_stable_and_spread() -> None:
     pool = EnginePool([Managed() for _ in range(4)])
-    homes = {f"t{i}": pool.pick(request(f"t{i}", "a" * 64)) for i in range(400)}
+    homes = {f"t{i}": home_of(pool, request(f"t{i}", "a" * 64)) for i in range(400)}
     counts = Counter(id(engine) for engine in homes.values())
     assert len(counts) == 4 and min(counts.values()) > 60
-    assert all(pool.pick(request(name, "a" * 64)) is home for name, home in homes.items())
+    assert all(home_of(pool, request(name, "a" * 64)) is home for name, home in homes.items())
 
 
 def test_a_lost_engine_moves_only_its_own() -> None:
     engines = [Managed() for _ in range(3)]
     pool = EnginePool(engines)
-    before = {f"t{i}": pool.pick(request(f"t{i}")) for i in range(90)}
+    before = {f"t{i}": home_of(pool, request(f"t{i}")) for i in range(90)}
     engines[0].connected = False
-    after = {name: pool.pick(request(name)) for name in before}
+    after = {name: home_of(pool, request(name)) for name in before}
     assert engines[0] not in after.values()
     assert all(after[name] is home for name, home in before.items() if home is not engines[0])
     engines[1].last_stats = EngineStats(draining=True)
-    assert {pool.pick(request(name)) for name in before} == {engines[2]}
+    assert {home_of(pool, request(name)) for name in before} == {engines[2]}
 
 
 def test_a_loaded_home_spills() -> None:
     engines = [Managed(), Managed()]
     pool = EnginePool(engines)
-    home = next(engine for engine in engines if engine is pool.pick(request("t")))
-    home.extra_load = 50
-    assert pool.pick(request("t")) is not home
+    home = next(engine for engine in engines if engine is home_of(pool, request("t")))
+    home.last_stats = EngineStats(running=50, max_running=64)
+    assert home_of(pool, request("t")) is not home
 
 
 def test_an_engine_that_has_the_adapter_is_preferred_until_another_report_says_otherwise() -> None:
@@ -58,12 +71,12 @@ def test_an_engine_that_has_the_adapter_is_preferred_until_another_report_says_o
     pool = EnginePool(engines)
     engine_request = request("t", "a" * 64)
     assert engine_request.adapter is not None
-    home = pool.pick(engine_request)
+    home = home_of(pool, engine_request)
     other = next(engine for engine in engines if engine is not home)
     other.last_stats = EngineStats(max_running=8, device_adapters=[engine_request.adapter.key])
-    assert pool.pick(engine_request) is other
+    assert home_of(pool, engine_request) is other
     other.last_stats = EngineStats(max_running=8)
-    assert pool.pick(engine_request) is home
+    assert home_of(pool, engine_request) is home
 
 
 async def test_an_adapter_is_probed_where_its_requests_go() -> None:
@@ -73,7 +86,7 @@ async def test_an_adapter_is_probed_where_its_requests_go() -> None:
         engine_request = request(f"t{number}", "a" * 64)
         assert engine_request.adapter is not None
         assert (await pool.probe(engine_request.adapter)).digest == "a" * 64
-        home = next(engine for engine in engines if engine is pool.pick(engine_request))
+        home = next(engine for engine in engines if engine is home_of(pool, engine_request))
         assert home.probed[-1] is engine_request.adapter
 
 
@@ -132,12 +145,80 @@ async def test_closing_the_stream_reaches_the_engine_at_once() -> None:
 
 
 async def test_without_engines() -> None:
-    with pytest.raises(ValueError):
-        EnginePool([])
     engine = Managed()
     engine.connected = False
     with pytest.raises(EngineUnavailable):
         await EnginePool([engine]).stats()
+    pool = EnginePool()
+    with pytest.raises(EngineUnavailable):
+        pool.info()
+    with pytest.raises(EngineUnavailable):
+        pool.home(b"n", None)
+    events = [event async for event in pool.submit(request("t"))]
+    assert isinstance(events[0], Failed) and events[0].code == "engine_unavailable"
+
+
+async def test_engines_come_and_go_and_keep_their_numbers() -> None:
+    engines = [Managed(FakeScript(token_interval_s=0.01)) for _ in range(3)]
+    pool = EnginePool()
+    ready = asyncio.create_task(pool.wait_ready())
+    assert [pool.add(engine) for engine in engines] == [0, 1, 2]
+    await asyncio.wait_for(ready, 60)
+    long = msgspec.structs.replace(request("t"), sampling=SamplingParams(max_tokens=20))
+    stream = pool.submit(long)
+    await anext(stream)
+    number = next(number for number, engine in pool.engines.items() if engine.open_requests)
+    pool.remove(number)
+    assert number not in pool.observed() and isinstance([event async for event in stream][-1], Finished)
+    assert pool.add(Managed()) == 3 and pool.add(engines[number], number) == number
+    assert sorted(pool.observed()) == [0, 1, 2, 3]
+
+
+async def test_a_prompt_goes_where_its_beginning_went() -> None:
+    engines = [Managed() for _ in range(4)]
+    pool = EnginePool(engines)
+    adapters = [AdapterRef(namespace=b"n" * 32, digest=f"{i:064}", blob_path="/b") for i in range(8)]
+    for engine in engines:
+        keys = [adapter.key for adapter in adapters]
+        engine.last_stats = EngineStats(max_running=64, device_adapters=keys)
+
+    async def served(name: str, first_tokens: list[int], adapter: AdapterRef) -> Managed:
+        asked = EngineRequest(
+            request_id=name,
+            namespace=b"n" * 32,
+            prompt_token_ids=first_tokens + [7] * 64,
+            sampling=SamplingParams(max_tokens=1),
+            adapter=adapter,
+        )
+        assert isinstance([event async for event in pool.submit(asked)][-1], Finished)
+        return next(engine for engine in engines if engine.requests and engine.requests[-1] is asked)
+
+    for number, adapter in enumerate(adapters):
+        home = await served(f"home{number}", [], adapter)
+        other = next(engine for engine in engines if engine is not home)
+        # While its home is full, a conversation begins elsewhere; it goes on there while the home has more to do.
+        home.last_stats = msgspec.structs.replace(home.last_stats or NO_STATS, running=64)
+        others = [engine for engine in engines if engine not in (home, other)]
+        for each in others:
+            each.connected = False
+        assert await served(f"first{number}", list(range(256)), adapter) is other
+        home.last_stats = msgspec.structs.replace(home.last_stats, running=16)
+        for each in others:
+            each.connected = True
+        assert await served(f"next{number}", list(range(256)), adapter) is other
+        home.last_stats = msgspec.structs.replace(home.last_stats, running=0)
+
+
+async def test_a_request_that_a_draining_engine_refuses_goes_to_another() -> None:
+    engines = [Managed(), Managed()]
+    pool = EnginePool(engines)
+    home = home_of(pool, request("t"))
+    await home.drain()  # of which the pool has no report yet
+    assert isinstance([event async for event in pool.submit(request("t"))][-1], Finished)
+    for engine in engines:
+        await engine.drain()
+    events = [event async for event in pool.submit(request("t"))]
+    assert [getattr(event, "code", None) for event in events] == ["engine_unavailable"]
 
 
 def test_engines_of_different_models_are_refused() -> None:
