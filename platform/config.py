@@ -118,7 +118,9 @@ class Settings(BaseSettings):
     data_dir: types.DataFolder = Path("./.loraplex")
     """Folder of the embedded databases, adapters, demo model and server secret."""
     role: Literal["all", "engine", "gateway"] = "all"
-    """`all`: a gateway with its own engine. `engine` and `gateway`: only that process."""
+    """`all`: a gateway with its own engines. `engine` and `gateway`: only that process."""
+    engines: int | None = Field(default=None, ge=1, le=64)
+    """Role `all`: engines of its own. Default: one for each GPU that is visible, else 1."""
     engine: types.Engines = ()
     """Sockets of the engines, or the Ray Serve application whose replicas they are."""
     database_url: SecretStr | None = Field(default=None, validation_alias=_url("database_url"))
@@ -156,7 +158,7 @@ class Settings(BaseSettings):
     adapter_bytes: int | None = Field(default=None, ge=0, le=1 << 44)
     """Memory of resident adapters. 0: no adapter is served."""
     adapter_host_bytes: int = Field(default=4 * GIB, ge=0, le=1 << 44)
-    """With a GPU: pinned host memory from which evicted adapters return without reading the disk."""
+    """With a GPU: pinned host memory, of all `engines`, from which evicted adapters return without reading the disk."""
     adapter_page_dtype: Literal["auto", "int8", "fp8"] = "auto"
     """Format of resident adapters. `auto`: the model's type."""
     max_num_seqs: int = Field(default=64, ge=1, le=4096)

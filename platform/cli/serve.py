@@ -38,6 +38,9 @@ def serve_command(
     data_dir: Annotated[Path | None, typer.Option(help="Default ./.loraplex.")] = None,
     config: Annotated[Path | None, typer.Option(help="Default ./loraplex.toml, if it exists.")] = None,
     role: Annotated[str | None, typer.Option(help="all, engine or gateway.")] = None,
+    engines: Annotated[
+        int | None, typer.Option(help="Engines of role all; default: one per visible GPU, else 1.")
+    ] = None,
     engine: Annotated[
         list[str] | None, typer.Option(help="ipc:///path of an engine's socket, or ray://APP.")
     ] = None,

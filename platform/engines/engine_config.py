@@ -4,8 +4,8 @@ from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, Schedu
 from loraplex.platform.config import Settings
 
 
-def engine_config(settings: Settings, model: str) -> EngineConfig:
-    """Return the configuration of an engine of the model at `model`."""
+def engine_config(settings: Settings, model: str, engines: int = 1) -> EngineConfig:
+    """Return the configuration of each of `engines` of the model at `model`, which share this host's memory."""
     return EngineConfig(
         model=model,
         dtype=settings.dtype,
@@ -28,7 +28,7 @@ def engine_config(settings: Settings, model: str) -> EngineConfig:
         ),
         lora=LoraConfig(
             max_bytes=settings.adapter_bytes,
-            host_max_bytes=settings.adapter_host_bytes,
+            host_max_bytes=settings.adapter_host_bytes // engines,
             page_dtype=settings.adapter_page_dtype,
         ),
     )

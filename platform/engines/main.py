@@ -52,6 +52,9 @@ def main() -> None:
     die_with_parent(spawn.parent_pid)
     die_at_end_of_input(sys.stdin.fileno())
     configure_logs(spawn.log_level)
+    if spawn.processors:
+        # Before torch is imported: its threads, and how many there are, follow from it.
+        os.sched_setaffinity(0, spawn.processors)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with reporting_progress(report):

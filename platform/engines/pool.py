@@ -107,7 +107,7 @@ class EnginePool:
 
     Each engine has a number, which no other one gets unless it is added with it. `poison_memory` is the memory to which the
     engines report their deaths. `observed` lists the engines for observers, where one client stands for several. `fleet` starts
-    and drains engines; None where others do.
+    and drains engines; None where others do. `next_number` is that of the next new engine.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class EnginePool:
         self.poison_memory = poison_memory or PoisonMemory()
         self.fleet: EngineFleet | None = None
         self._engines = dict(enumerate(engines))
-        self._next = len(self._engines)
+        self.next_number = len(self._engines)
         self._observed = observed
         self._owners: dict[str, ManagedEngine] = {}
         self._index = ReplicaIndex(Random())
@@ -132,8 +132,8 @@ class EnginePool:
 
     def add(self, engine: ManagedEngine, number: int | None = None) -> int:
         """Let an engine take requests, as soon as it is connected, and return its number."""
-        number = self._next if number is None else number
-        self._next = max(self._next, number + 1)
+        number = self.next_number if number is None else number
+        self.next_number = max(self.next_number, number + 1)
         self._engines[number] = engine
         return number
 

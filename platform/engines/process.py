@@ -31,6 +31,7 @@ from loraplex.platform.engines.spawn_messages import (
     Stage,
 )
 from loraplex.platform.processes.child_process import module_command
+from loraplex.platform.processes.engine_places import WHOLE_MACHINE, EnginePlace
 from loraplex.platform.processes.environment import engine_environment
 from loraplex.platform.processes.restart_budget import RestartBudget, RestartPolicy
 from loraplex.platform.startup_errors import EngineStartFailed
@@ -66,13 +67,14 @@ class EngineProcessOptions:
     start_silence_s: float = 60.0
     drain_s: float = 30.0
     log_level: str = "info"
+    place: EnginePlace = WHOLE_MACHINE
 
 
 class EngineProcess:
     """Owns an engine process. `on_stage` receives each stage of a start as text for people.
 
     `client` serves requests, also while a lost engine restarts: then it refuses them. Its `restarts` and `failure` are set here.
-    `described` is set once its `info` is known; `crash_loop` when supervision has ended.
+    `described` is set once its `info` is known, which several engines may share; `crash_loop` when supervision has ended.
     """
 
     def __init__(
@@ -80,10 +82,12 @@ class EngineProcess:
         options: EngineProcessOptions,
         on_stage: Callable[[str], None] | None = None,
         on_death: OnDeath = ignore_death,
+        described: asyncio.Event | None = None,
     ) -> None:
         self._options = options
         self._on_stage = on_stage or (lambda text: None)
         self.client = RemoteEngine(options.address, silence_s=math.inf, on_death=on_death)
+        self.client.device = options.place.device
         self._budget = RestartBudget(options.restart)
         self._process: Process | None = None
         self._supervision: asyncio.Task[None] | None = None
@@ -91,7 +95,7 @@ class EngineProcess:
         self._log = structlog.get_logger("loraplex.engine_process")
         self._stage = FIRST_STAGE
         self._start_limit_s = options.start_timeout_s
-        self.described = asyncio.Event()
+        self.described = described or asyncio.Event()
         self.crash_loop = asyncio.Event()
 
     @property
@@ -123,8 +127,9 @@ class EngineProcess:
 
     async def _spawn_until_ready(self) -> None:
         self._stage = FIRST_STAGE
+        environment = engine_environment() | self._options.place.environment
         process = self._process = await asyncio.create_subprocess_exec(
-            *module_command(MODULE), stdin=PIPE, stdout=PIPE, env=engine_environment(), preexec_fn=os.setpgrp
+            *module_command(MODULE), stdin=PIPE, stdout=PIPE, env=environment, preexec_fn=os.setpgrp
         )
         try:
             async with asyncio.timeout(self._start_limit_s):
@@ -148,6 +153,7 @@ class EngineProcess:
             parent_pid=os.getpid(),
             config=self._options.config,
             fake=self._options.fake,
+            processors=self._options.place.processors,
             drain_s=self._options.drain_s,
             log_level=self._options.log_level,
         )

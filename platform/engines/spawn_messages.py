@@ -14,12 +14,16 @@ from loraplex.engine.messages import EngineInfo
 
 
 class SpawnRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine process runs. `fake` replaces the model with a script, for fault injection. `drain_s` bounds the drain."""
+    """What the engine process runs. `fake` replaces the model with a script, for fault injection. `drain_s` bounds the drain.
+
+    `processors`: the logical ones that it may use; all where none is named.
+    """
 
     address: str
     parent_pid: int
     config: EngineConfig
     fake: FakeScript | None = None
+    processors: frozenset[int] = frozenset()
     drain_s: float = 30.0
     log_level: str = "info"
 

@@ -1,4 +1,4 @@
-"""Opens the engines of a process: starts a supervised child, or attaches to the sockets of other processes.
+"""Opens the engines of a process: starts supervised children, or attaches to the sockets of other processes.
 
 Invariant: an engine that was started ends with the stack, also when its start has not ended.
 """
@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -20,12 +20,15 @@ from loraplex.platform.engines.engine_config import engine_config
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions
-from loraplex.platform.engines.remote_client import OnDeath, RemoteEngine, ignore_death
+from loraplex.platform.engines.remote_client import RemoteEngine
+from loraplex.platform.engines.supervised_engines import SupervisedEngines
+from loraplex.platform.processes.engine_places import EnginePlace, engine_places
 from loraplex.platform.processes.restart_budget import RestartPolicy
 from loraplex.platform.startup_errors import EngineStartFailed, SettingsError
 
 RUN_FOLDER = "run"
-SOCKET_NAME = "engine.{pid}.sock"
+SOCKET_NAME = "engine.{pid}.{number}.sock"
+MAX_NUMBER = 9999
 MAX_RESTARTS = 8
 """Within `RestartPolicy.window_s`, of an engine without a gateway: that process exits then, and its supervisor restarts it."""
 
@@ -60,12 +63,34 @@ def start_engines(
     """
     if model is None:
         return _start_attaching(settings, stack, on_stage)
-    address, memory = own_address(settings.data_dir, stack), PoisonMemory()
-    process = _process(settings, model, address, on_stage, RestartPolicy(), memory.record_death)
-    ready = asyncio.create_task(process.start())
-    stack.push_async_callback(process.stop)
+    return _start_supervised(settings, model, stack, on_stage)
+
+
+def _start_supervised(
+    settings: Settings, model: str, stack: AsyncExitStack, on_stage: OnStage
+) -> StartingEngines:
+    places = engine_places(settings.engines, settings.device)
+    count, folder, described = (
+        settings.engines or len(places),
+        socket_folder(settings.data_dir, stack),
+        asyncio.Event(),
+    )
+    memory = PoisonMemory()
+    pool = EnginePool(poison_memory=memory)
+
+    def make(number: int, place: EnginePlace) -> EngineProcess:
+        address = own_address(folder, number)
+        options = replace(
+            _options(settings, model, address), config=engine_config(settings, model, count), place=place
+        )
+        named = on_stage if count == 1 else lambda text: on_stage(f"engine {number}: {text}")
+        return EngineProcess(options, named, memory.record_death, described)
+
+    engines = SupervisedEngines(pool, places, make)
+    ready = asyncio.create_task(engines.start(count))
+    stack.push_async_callback(engines.stop)
     stack.push_async_callback(_end, ready)
-    return StartingEngines(EnginePool([process.client], memory), ready, process.described)
+    return StartingEngines(pool, ready, described)
 
 
 async def open_lone_engine(
@@ -73,30 +98,21 @@ async def open_lone_engine(
 ) -> EngineProcess:
     """Start the engine of a process without a gateway; it ends in a crash loop. Waits until the engine is ready."""
     policy = RestartPolicy(max_restarts=MAX_RESTARTS)
-    process = _process(settings, model, address, on_stage, policy, ignore_death)
+    process = EngineProcess(replace(_options(settings, model, address), restart=policy), on_stage)
     await process.start()
     stack.push_async_callback(process.stop)
     return process
 
 
-def _process(
-    settings: Settings,
-    model: str,
-    address: str,
-    on_stage: OnStage,
-    restart: RestartPolicy,
-    on_death: OnDeath,
-) -> EngineProcess:
-    options = EngineProcessOptions(
+def _options(settings: Settings, model: str, address: str) -> EngineProcessOptions:
+    return EngineProcessOptions(
         address=address,
         config=engine_config(settings, model),
         fake=_fake_script(settings, model),
-        restart=restart,
         start_timeout_s=settings.engine_start_timeout_s,
         drain_s=settings.drain_s,
         log_level=settings.log_level,
     )
-    return EngineProcess(options, on_stage, on_death)
 
 
 def _start_attaching(settings: Settings, stack: AsyncExitStack, on_stage: OnStage) -> StartingEngines:
@@ -130,19 +146,23 @@ async def _end(start: "asyncio.Task[None]") -> None:
     await asyncio.gather(start, return_exceptions=True)
 
 
-def own_address(data_dir: Path, stack: AsyncExitStack) -> str:
-    """A socket below the data directory, or in a private temporary folder where that path is too long."""
-    folder, name = data_dir / RUN_FOLDER, SOCKET_NAME.format(pid=os.getpid())
-    if len(os.fsencode(folder / name)) > wire.MAX_SOCKET_PATH:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loraplex-run-")))
-    else:
-        _remove_stale_sockets(folder)
-    return f"{wire.SCHEME}{folder / name}"
+def socket_folder(data_dir: Path, stack: AsyncExitStack) -> Path:
+    """The folder of this process's sockets: below the data directory, or a private temporary one where that path is too long."""
+    folder, longest = data_dir / RUN_FOLDER, SOCKET_NAME.format(pid=os.getpid(), number=MAX_NUMBER)
+    if len(os.fsencode(folder / longest)) > wire.MAX_SOCKET_PATH:
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loraplex-run-")))
+    _remove_stale_sockets(folder)
+    return folder
+
+
+def own_address(folder: Path, number: int = 0) -> str:
+    """The address of this process's engine of that number."""
+    return f"{wire.SCHEME}{folder / SOCKET_NAME.format(pid=os.getpid(), number=number)}"
 
 
 def _remove_stale_sockets(folder: Path) -> None:
     """Remove the sockets of killed servers. The process id in a socket's name is that of its server."""
-    for file in folder.glob(SOCKET_NAME.format(pid="*")):
+    for file in folder.glob(SOCKET_NAME.format(pid="*", number="*")):
         owner = file.name.split(".")[1]
         if not (owner.isdecimal() and _lives(int(owner))):
             file.unlink(missing_ok=True)

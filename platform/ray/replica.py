@@ -20,7 +20,7 @@ from loraplex.engine.messages import Event, Failed
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.datastores.adapter_storage import AdapterStorage
 from loraplex.platform.engines.process import EngineProcess
-from loraplex.platform.engines.startup import open_lone_engine, own_address
+from loraplex.platform.engines.startup import open_lone_engine, own_address, socket_folder
 from loraplex.platform.processes.logs import configure_logs
 from loraplex.platform.ray.adapter_files import AdapterFiles
 from loraplex.platform.ray.event_batches import batches
@@ -59,7 +59,7 @@ class EngineReplica:
             LOG.warning(warning)
         self._replica_id = serve.get_replica_context().replica_tag
         self._stack = AsyncExitStack()
-        address = own_address(settings.data_dir, self._stack)
+        address = own_address(socket_folder(settings.data_dir, self._stack))
         self._process = await _open_engine(settings, address, self._stack)
         self._engine = self._process.client
         storage = AdapterStorage(settings, self._engine.info().model_digest)

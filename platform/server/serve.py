@@ -113,7 +113,11 @@ def _require_role_settings(settings: Settings) -> None:
         raise SettingsError("setting `engine`: role gateway needs at least one --engine ipc:///path")
     if settings.role == "all" and settings.engine:
         raise SettingsError(
-            "setting `engine`: role all runs its own engine; use --role gateway with --engine"
+            "setting `engine`: role all runs its own engines; use --role gateway with --engine"
+        )
+    if settings.role != "all" and settings.engines is not None:
+        raise SettingsError(
+            "setting `engines`: role all alone starts several; see --engine of the other roles"
         )
     if settings.model is None and settings.role != "gateway" and not settings.demo:
         raise SettingsError("setting `model`: none given; pass --model FOLDER_OR_HUB_ID, or --demo")
