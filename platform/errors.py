@@ -208,6 +208,18 @@ class ClientGone(GatewayError):
     pass
 
 
+class EngineNotFound(GatewayError):
+    pass
+
+
+class EngineNotAdded(GatewayError):
+    pass
+
+
+class LastEngine(GatewayError):
+    """No other engine takes requests."""
+
+
 _INVALID: Final = "invalid_request_error"
 _AUTHENTICATION: Final = "authentication_error"
 _PERMISSION: Final = "permission_error"
@@ -245,6 +257,9 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     VersionDeleted: ErrorRow(404, _INVALID, "adapter_deleted"),
     MailNotSent: ErrorRow(503, _SERVER, "mail_not_sent", retry_after_s=30),
     ClientGone: ErrorRow(499, _INVALID, "client_closed_request"),
+    EngineNotFound: ErrorRow(404, _INVALID, "engine_not_found"),
+    EngineNotAdded: ErrorRow(409, _INVALID, "engine_not_added"),
+    LastEngine: ErrorRow(409, _INVALID, "last_engine"),
     grammar_errors.GrammarRefused: ErrorRow(400, _INVALID, "invalid_schema"),
     grammar_errors.GrammarTooLarge: ErrorRow(400, _INVALID, "schema_too_large"),
     grammar_errors.GrammarTooCostly: ErrorRow(400, _INVALID, "schema_too_costly"),

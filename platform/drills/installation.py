@@ -18,6 +18,7 @@ from loraplex.platform.datastores.embedded.servers import SERVICES_FOLDER
 from loraplex.platform.datastores.installation import require_installation
 from loraplex.platform.drills.errors import DrillImpossible
 from loraplex.platform.engines import process, wire
+from loraplex.platform.engines.attached_engines import existing
 from loraplex.platform.server.gateway_address import running_gateways
 from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
 
@@ -46,7 +47,7 @@ class Installation:
         """The engine processes: children of the gateways, and those that listen at the addresses of `settings.engine`."""
         children = [child for gateway in self.gateways() for child in gateway.children()]
         addresses = [each for each in self.settings.engine if each.startswith(wire.SCHEME)]
-        sockets = {str(wire.socket_path(address)) for address in addresses}
+        sockets = {str(wire.socket_path(address)) for address in existing(addresses)}
         listening = {
             each.pid
             for each in psutil.net_connections("unix")

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -20,7 +20,15 @@ from loraplex.engine.errors import EngineError
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.platform.engines import spawn_messages
 from loraplex.platform.engines.server import EngineServer
-from loraplex.platform.engines.spawn_messages import Broken, Described, Ready, Report, SpawnRequest, Stage
+from loraplex.platform.engines.spawn_messages import (
+    Broken,
+    Described,
+    Drained,
+    Ready,
+    Report,
+    SpawnRequest,
+    Stage,
+)
 from loraplex.platform.engines.start_progress import reporting_progress
 from loraplex.platform.processes.gc_tuning import freeze_gc, paused_gc
 from loraplex.platform.processes.logs import configure_logs
@@ -46,7 +54,7 @@ class Reporter:
 
 
 def main() -> None:
-    """Read the spawn request and serve; exit with status 0 after SIGTERM."""
+    """Read the spawn request and serve; exit with status 0 after a drain."""
     report = Reporter()
     spawn = spawn_messages.decode_spawn(sys.stdin.buffer.readline(MAX_SPAWN_BYTES))
     die_with_parent(spawn.parent_pid)
@@ -100,11 +108,11 @@ async def _scripted(script: FakeScript) -> AsyncIterator[EngineClient]:
 
 
 async def _serve(opener: EngineOpener, spawn: SpawnRequest, report: Reporter) -> int:
-    """Serve until SIGTERM and the drain, or until the engine is broken. Returns the exit status."""
+    """Serve until a drain, by SIGTERM or a gateway's wish, or until the engine is broken. Returns the exit status."""
     async with opener() as engine:
         server = EngineServer(engine, spawn.address)
-        stop = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        on_signal = partial(server.begin_drain, spawn.drain_s)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_signal)
         try:
             await server.start()
         except Exception as error:
@@ -112,15 +120,20 @@ async def _serve(opener: EngineOpener, spawn: SpawnRequest, report: Reporter) ->
             raise
         freeze_gc()
         report(Ready())
-        ends = {asyncio.create_task(event.wait()) for event in (stop, server.broken)}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        broken = asyncio.create_task(server.broken.wait())
+        drained = asyncio.create_task(_drained(server))
+        await asyncio.wait({broken, drained}, return_when=asyncio.FIRST_COMPLETED)
         if server.broken.is_set():
             os._exit(BROKEN_STATUS)  # its threads may hang, and the parent starts a new one
-        with suppress(TimeoutError):
-            async with asyncio.timeout(spawn.drain_s):
-                await engine.drain()
         await server.close()
+        if server.was_asked:
+            report(Drained())
     return 0
+
+
+async def _drained(server: EngineServer) -> None:
+    await server.draining.wait()
+    await server.drain()
 
 
 if __name__ == "__main__":

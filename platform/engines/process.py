@@ -24,6 +24,7 @@ from loraplex.platform.engines.remote_client import OnDeath, RemoteEngine, ignor
 from loraplex.platform.engines.spawn_messages import (
     Broken,
     Described,
+    Drained,
     Progress,
     Ready,
     Report,
@@ -74,7 +75,8 @@ class EngineProcess:
     """Owns an engine process. `on_stage` receives each stage of a start as text for people.
 
     `client` serves requests, also while a lost engine restarts: then it refuses them. Its `restarts` and `failure` are set here.
-    `described` is set once its `info` is known, which several engines may share; `crash_loop` when supervision has ended.
+    `described` is set once its `info` is known, which several engines may share. Supervision ends with `crash_loop`, or with
+    `drained`: the child ended because it was asked to drain.
     """
 
     def __init__(
@@ -97,11 +99,23 @@ class EngineProcess:
         self._start_limit_s = options.start_timeout_s
         self.described = described or asyncio.Event()
         self.crash_loop = asyncio.Event()
+        self.drained = asyncio.Event()
+        self._retires = False
 
     @property
     def pid(self) -> int | None:
         """The child's process id, None while there is no child."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    @property
+    def place(self) -> EnginePlace:
+        """What the child has for itself."""
+        return self._options.place
+
+    def drain(self, grace_s: float) -> None:
+        """Let the child drain and end, and start no other one. Raises `EngineUnavailable`."""
+        self.client.request_drain(grace_s)
+        self._retires = True
 
     async def start(self) -> None:
         """Spawn the child and wait until it takes requests. Raises `EngineStartFailed`; then no process is left running."""
@@ -217,10 +231,17 @@ class EngineProcess:
         while (report := await _next_report(process)) is not None:
             if isinstance(report, Stage):
                 self._on_stage(report.text)
+            self._retires |= isinstance(report, Drained)
 
     async def _supervise(self) -> None:
         while not self.crash_loop.is_set():
             reason = await self._wait_for_failure()
+            if self._reports is not None and self.pid is None:
+                await asyncio.wait({self._reports}, timeout=STOP_GRACE_S)
+            if self._retires:
+                self.client.lose("it was drained")
+                self.drained.set()
+                return
             self._log.error("engine lost", reason=reason, pid=self.pid)
             self.client.failure = f"the engine was lost: {reason}"
             self.client.lose(reason)

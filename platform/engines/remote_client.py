@@ -17,6 +17,7 @@ import structlog
 import zmq
 
 from loraplex.engine.errors import (
+    EngineDraining,
     EngineLost,
     EngineUnavailable,
     InvalidRequest,
@@ -42,6 +43,7 @@ STATS_TIMEOUT_S = 1.0
 PROBE_TIMEOUT_S = 300.0
 DRAIN_POLL_S = 0.02
 HELLO_INTERVAL_S = 0.1
+FAREWELL_S = 0.5
 RECONNECT_S = 2 * wire.PING_INTERVAL_S
 """How long requests wait for an engine that was lost a moment ago: a gateway that was paused has it back within that time."""
 
@@ -211,6 +213,11 @@ class RemoteEngine:
         while self._streams:
             await asyncio.sleep(DRAIN_POLL_S)
 
+    def request_drain(self, grace_s: float) -> None:
+        """Ask the engine's process to drain and end, for all its gateways. Raises `EngineUnavailable`."""
+        if not self.connected or not self._send(wire.Drain(grace_s)):
+            raise EngineUnavailable("the engine is not connected")
+
     def fail_open(self, reason: str) -> None:
         """Abort every open request; it ends with `Failed(server_shutting_down)` once the engine has acknowledged that."""
         for request_id, stream in self._streams.items():
@@ -284,9 +291,9 @@ class RemoteEngine:
         self._socket = LoopSocket(socket, self._receive)
         return True
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, linger_s: float = 0.0) -> None:
         if self._socket is not None:
-            self._socket.close()
+            self._socket.close(linger_s)
             self._socket = None
 
     def _receive(self, frames: list[bytes]) -> None:
@@ -332,8 +339,11 @@ class RemoteEngine:
                 self._info = info
                 self._note_instance(instance)
                 self._ready.set()
-            case wire.Goodbye(reason):
-                if self.connected:
+            case wire.Goodbye(reason, drained):
+                if drained:
+                    self._send(wire.Farewell())
+                    self._reset(reason, EngineDraining.code)
+                elif self.connected:
                     self.lose(reason)
 
     def _note_instance(self, instance: str) -> None:
@@ -381,23 +391,28 @@ class RemoteEngine:
         self._send(wire.Ping(self._number))
         return self._number, reply
 
-    def _reset(self, reason: str) -> None:
+    def _reset(self, reason: str, code: str = EngineLost.code) -> None:
+        """End what is open with `code`. Of an engine that drained it goes on elsewhere, and nothing died."""
+        is_lost = code == EngineLost.code
         if self.connected:
             self._lost = {}
-            self._reconnect_until = time.monotonic() + RECONNECT_S
+            self._reconnect_until = time.monotonic() + RECONNECT_S * is_lost
+        if not is_lost:
+            self._instance = None
         self._ready.clear()
-        self._disconnect()
+        self._disconnect(0.0 if is_lost else FAREWELL_S)
         self._heard_at = self._clock.time
         self.last_stats = None
         for request_id, stream in self._streams.items():
-            if not stream.ended:
+            if not stream.ended and is_lost:
                 self._lost[request_id] = self._open[request_id]
-            stream.put(Failed(request_id, EngineLost.code, f"the engine was lost: {reason}"))
+            stream.put(Failed(request_id, code, f"the engine was lost: {reason}"))
         for acknowledged in self._aborts.values():
             acknowledged.set()
         self._aborts.clear()
         for probe_id in self._probes:
-            self._lost[probe_id] = self._open[probe_id]
+            if is_lost:
+                self._lost[probe_id] = self._open[probe_id]
             self._settle_probe(probe_id, None, f"the engine was lost: {reason}")
         for forgotten in self._forgets.values():
             forgotten.set_exception(EngineUnavailable(f"the engine was lost: {reason}"))

@@ -4,6 +4,7 @@ Invariant: every running request belongs to a live peer; a peer silent for `PEER
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -14,7 +15,7 @@ import structlog
 import zmq
 
 from loraplex.engine.client import EngineClient
-from loraplex.engine.errors import EngineError, EngineLost
+from loraplex.engine.errors import EngineDraining, EngineError, EngineLost
 from loraplex.engine.messages import EngineRequest, Event, Failed
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.loop_clock import LoopClock
@@ -27,6 +28,8 @@ LINGER_S = 2.0
 FLUSH_POLL_S = 0.01
 MAX_PROBES_PER_PEER = 8
 MALFORMED_LOG_INTERVAL_S = 10.0
+UNASKED = 0
+"""The number of a `Pong` that no `Ping` asked for."""
 
 
 class Peer:
@@ -44,7 +47,8 @@ class Peer:
 class EngineServer:
     """Serves `engine` on `address` until `close`. It runs on one event loop; the bytes of a peer never raise in it.
 
-    `broken` is set once the engine itself has failed, so that its process must end.
+    `broken` is set once the engine itself has failed, so that its process must end; `draining` once it is to drain, which a
+    gateway may have asked for (`was_asked`).
     """
 
     def __init__(self, engine: EngineClient, address: str) -> None:
@@ -62,6 +66,11 @@ class EngineServer:
         self._log = structlog.get_logger("loraplex.engine_server")
         self.malformed = 0
         self.broken = asyncio.Event()
+        self.draining = asyncio.Event()
+        self.was_asked = False
+        self._drained = False
+        self._grace: asyncio.Timeout | None = None
+        self._ends_at = math.inf
 
     async def start(self) -> None:
         """Listen. The socket file is 0600 in a 0700 folder. Raises `SettingsError` or `zmq.ZMQError`."""
@@ -76,9 +85,36 @@ class EngineServer:
         self._path.chmod(0o600)
         self._spawn(self._watch_peers())
 
+    def begin_drain(self, grace_s: float) -> None:
+        """Let `drain` begin, and end at most `grace_s` from now."""
+        self._ends_at = min(self._ends_at, self._loop.time() + grace_s)
+        if self._grace is not None:
+            self._grace.reschedule(self._ends_at)
+        self.draining.set()
+
+    async def drain(self) -> None:
+        """Refuse new requests, and fail those that have not ended in time with `engine_draining`: they go on elsewhere."""
+        ended = self._loop.create_task(self._engine.drain())
+        await asyncio.sleep(0)
+        for peer in self._peers.values():
+            self._spawn(self._pong(peer, UNASKED))
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(self._ends_at) as self._grace:
+                await ended
+                while tasks := [task for peer in self._peers.values() for task in peer.tasks.values()]:
+                    await asyncio.wait(tasks)
+        self._grace = None
+        for peer in list(self._peers.values()):
+            for request_id, task in list(peer.tasks.items()):
+                task.cancel()
+                self._queue(peer, Failed(request_id, EngineDraining.code, "the engine drained meanwhile"))
+        self._drained = True
+
     async def close(self) -> None:
         """Abort running requests and stop listening. Events that were queued before still reach peers that read."""
         await self._flush_all()
+        if self._drained:
+            await self._take_leave()
         for peer in list(self._peers.values()):
             self._drop(peer, "the engine shuts down")
         for task in list(self._background):
@@ -88,6 +124,15 @@ class EngineServer:
         await asyncio.gather(*self._background, return_exceptions=True)
         await asyncio.to_thread(self._context.term)
         self._path.unlink(missing_ok=True)
+
+    async def _take_leave(self) -> None:
+        """Let the gateways read what was sent: they drop what they have not read when the connection ends."""
+        for identity in list(self._peers):
+            self._send(identity, wire.Goodbye("it was drained", drained=True))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while self._peers:
+                    await asyncio.sleep(FLUSH_POLL_S)
 
     def _receive(self, frames: list[bytes]) -> None:
         try:
@@ -119,6 +164,11 @@ class EngineServer:
                 self._spawn(self._forget(peer, namespace))
             case wire.Ping(number):
                 self._spawn(self._pong(peer, number))
+            case wire.Farewell():
+                del self._peers[identity]
+            case wire.Drain(grace_s):
+                self.was_asked = True
+                self.begin_drain(grace_s)
 
     def _hello(self, identity: bytes, hello: wire.Hello) -> None:
         if hello.protocol != wire.PROTOCOL_VERSION:

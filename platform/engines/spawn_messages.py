@@ -54,7 +54,11 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
     reason: str
 
 
-Report: TypeAlias = Stage | Described | Progress | Ready | Broken
+class Drained(msgspec.Struct, frozen=True, tag="drained"):
+    """The process ends because a gateway asked it to drain: it is not to be started again."""
+
+
+Report: TypeAlias = Stage | Described | Progress | Ready | Broken | Drained
 
 encode: Final = msgspec.json.Encoder().encode
 decode_spawn: Final = msgspec.json.Decoder(SpawnRequest).decode

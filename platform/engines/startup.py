@@ -6,9 +6,10 @@ Invariant: an engine that was started ends with the stack, also when its start h
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,15 +17,15 @@ import msgspec
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.config import Settings
 from loraplex.platform.engines import wire
+from loraplex.platform.engines.attached_engines import AttachedEngines
 from loraplex.platform.engines.engine_config import engine_config
-from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions
 from loraplex.platform.engines.remote_client import RemoteEngine
 from loraplex.platform.engines.supervised_engines import SupervisedEngines
 from loraplex.platform.processes.engine_places import EnginePlace, engine_places
 from loraplex.platform.processes.restart_budget import RestartPolicy
-from loraplex.platform.startup_errors import EngineStartFailed, SettingsError
+from loraplex.platform.startup_errors import SettingsError
 
 RUN_FOLDER = "run"
 SOCKET_NAME = "engine.{pid}.{number}.sock"
@@ -75,8 +76,7 @@ def _start_supervised(
         socket_folder(settings.data_dir, stack),
         asyncio.Event(),
     )
-    memory = PoisonMemory()
-    pool = EnginePool(poison_memory=memory)
+    pool = EnginePool()
 
     def make(number: int, place: EnginePlace) -> EngineProcess:
         address = own_address(folder, number)
@@ -84,9 +84,9 @@ def _start_supervised(
             _options(settings, model, address), config=engine_config(settings, model, count), place=place
         )
         named = on_stage if count == 1 else lambda text: on_stage(f"engine {number}: {text}")
-        return EngineProcess(options, named, memory.record_death, described)
+        return EngineProcess(options, named, pool.poison_memory.record_death, described)
 
-    engines = SupervisedEngines(pool, places, make)
+    pool.fleet = engines = SupervisedEngines(pool, places, make)
     ready = asyncio.create_task(engines.start(count))
     stack.push_async_callback(engines.stop)
     stack.push_async_callback(_end, ready)
@@ -116,28 +116,15 @@ def _options(settings: Settings, model: str, address: str) -> EngineProcessOptio
 
 
 def _start_attaching(settings: Settings, stack: AsyncExitStack, on_stage: OnStage) -> StartingEngines:
-    memory = PoisonMemory()
-    engines = [RemoteEngine(address, on_death=memory.record_death) for address in settings.engine]
-    for engine in engines:
-        engine.start()
-        stack.push_async_callback(engine.close)
+    pool = EnginePool()
+    connect = partial(RemoteEngine, on_death=pool.poison_memory.record_death)
+    pool.fleet = engines = AttachedEngines(pool, settings.engine, connect)
+    stack.push_async_callback(engines.close)
     on_stage("waiting for " + ", ".join(settings.engine))
-    pool = EnginePool(engines, memory)
-    ready = asyncio.create_task(_attach(settings, engines, pool))
-    stack.push_async_callback(_end, ready)
+    ready = asyncio.create_task(engines.start(settings.engine_start_timeout_s))
+    for task in (ready, asyncio.create_task(engines.follow())):
+        stack.push_async_callback(_end, task)
     return StartingEngines(pool, ready, asyncio.Event())
-
-
-async def _attach(settings: Settings, engines: Sequence[RemoteEngine], pool: EnginePool) -> None:
-    waiting = [asyncio.create_task(engine.wait_ready()) for engine in engines]
-    done, missing = await asyncio.wait(
-        waiting, timeout=settings.engine_start_timeout_s, return_when=asyncio.FIRST_COMPLETED
-    )
-    for task in missing:
-        task.cancel()
-    if not done:
-        raise EngineStartFailed("no engine responds at " + ", ".join(settings.engine))
-    pool.require_one_model()
 
 
 async def _end(start: "asyncio.Task[None]") -> None:

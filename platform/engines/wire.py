@@ -56,7 +56,17 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     number: int
 
 
-ToEngine: TypeAlias = Hello | Submit | Abort | Forget | Probe | Ping
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """The engine takes no new request, ends those that are open after `grace_s`, and ends its process; all gateways see it."""
+
+    grace_s: float
+
+
+class Farewell(msgspec.Struct, frozen=True, tag="farewell"):
+    """The gateway has read `Goodbye` of an engine that drained, and all events before it: the engine's process may end."""
+
+
+ToEngine: TypeAlias = Hello | Submit | Abort | Forget | Probe | Ping | Drain | Farewell
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -68,9 +78,13 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
-    """The engine does not know the peer, or has another protocol version; no request of the peer runs here."""
+    """The engine does not know the peer, or has another protocol version; no request of the peer runs here.
+
+    `drained`: its process ends, and nothing died with it.
+    """
 
     reason: str
+    drained: bool = False
 
 
 class Events(msgspec.Struct, frozen=True, tag="events"):

@@ -18,6 +18,7 @@ from loraplex.adapters.errors import AdaptersError, BlobStoreUnavailable
 from loraplex.engine.errors import EngineError
 from loraplex.platform.config import EVERY_ORIGIN, Settings
 from loraplex.platform.engines import wire
+from loraplex.platform.engines.attached_engines import is_pattern
 from loraplex.platform.engines.startup import OnStage, StartingEngines, open_lone_engine, start_engines
 from loraplex.platform.processes.environment import ray_requires_tokens
 from loraplex.platform.processes.gc_tuning import freeze_gc, paused_gc
@@ -105,7 +106,7 @@ def _require_role_settings(settings: Settings) -> None:
             "setting `engine`: ray://APP needs the environment variable RAY_AUTH_MODE=token: without tokens everyone who"
             " reaches a port of Ray can run code in this process"
         )
-    if settings.role == "engine" and len(settings.engine) != 1:
+    if settings.role == "engine" and (len(settings.engine) != 1 or is_pattern(settings.engine[0])):
         raise SettingsError(
             "setting `engine`: role engine needs exactly one --engine ipc:///path to listen on"
         )
@@ -150,7 +151,7 @@ async def _serve_engine(settings: Settings, shutdown: Shutdown) -> None:
         shutdown.started()
         print(f"Serving {engine.client.info().model_path} to gateways on {address}", flush=True)
         freeze_gc()
-        await _first_of(shutdown.drain, engine.crash_loop)
+        await _first_of(shutdown.drain, engine.crash_loop, engine.drained)
         if engine.crash_loop.is_set():
             raise EngineStartFailed(str(engine.client.failure))
 

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from tests.platform.engines.engine_socket import until
 
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.errors import AdapterQuarantined
+from loraplex.engine.errors import AdapterQuarantined, EngineUnavailable
 from loraplex.engine.fake_engine import FakeScript, Fault
 from loraplex.engine.messages import AdapterRef, EngineRequest, Failed, Finished
 from loraplex.engine.sampling_params import SamplingParams
@@ -25,6 +25,7 @@ from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.engines.process import MODULE, EngineProcess, EngineProcessOptions
 from loraplex.platform.engines.startup import own_address, socket_folder, start_engines
 from loraplex.platform.engines.supervised_engines import SupervisedEngines
+from loraplex.platform.errors import EngineNotAdded
 from loraplex.platform.processes import engine_places
 from loraplex.platform.processes.engine_places import EnginePlace
 
@@ -152,3 +153,52 @@ async def test_an_engine_that_does_not_start_leaves_the_others_and_the_last_one_
 def test_the_engines_of_a_host_share_its_memory_for_adapters() -> None:
     settings = load_settings({"adapter_host_bytes": 8 << 30})
     assert [engine_config(settings, "m", engines).lora.host_max_bytes >> 30 for engines in (1, 4)] == [8, 2]
+
+
+async def test_an_engine_is_added_and_drained_while_the_others_serve(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        settings = scripted(tmp_path, FakeScript(token_interval_s=0.01), engines=2)
+        starting = start_engines(settings, "fake", stack, lambda stage: None)
+        await starting.ready
+        pool, fleet = starting.pool, starting.pool.fleet
+        assert fleet is not None
+        await until(lambda: all(engine.connected for engine in pool.engines.values()))
+        device = pool.engines[0].device
+        assert await fleet.add(None, replaces=0) == 2 and pool.engines[2].device == device
+        await until(lambda: pool.engines[2].connected)
+        await fleet.drain(0, 60.0)
+        await fleet.drain(0, 60.0)
+        assert all([await finished(pool, f"r{n}") for n in range(8)])
+        await until(lambda: sorted(pool.engines) == [1, 2])
+        # One that does not run any more, or not yet, is ended at once.
+        number = await fleet.add(None, None)
+        await fleet.drain(number, 60.0)
+        await until(lambda: sorted(pool.engines) == [1, 2])
+        with pytest.raises(EngineUnavailable):
+            await fleet.drain(0, 1.0)
+        with pytest.raises(EngineNotAdded, match="starts its engines itself"):
+            await fleet.add("ipc:///a", None)
+        assert [engine.deaths for engine in pool.engines.values()] == [0, 0]
+
+
+async def test_each_gpu_has_one_engine(tmp_path: Path) -> None:
+    pool = EnginePool()
+
+    def make(number: int, place: EnginePlace) -> EngineProcess:
+        return EngineProcess(
+            EngineProcessOptions(
+                address=f"ipc://{tmp_path}/run/{number}.sock",
+                config=EngineConfig(model="fake"),
+                fake=FakeScript(),
+                place=place,
+            )
+        )
+
+    fleet = SupervisedEngines(pool, [EnginePlace(gpu="0"), EnginePlace(gpu="1")], make)
+    try:
+        await fleet.start(1)
+        assert pool.engines[await fleet.add(None, None)].device == "GPU 1"
+        with pytest.raises(EngineNotAdded, match="each visible GPU has an engine"):
+            await fleet.add(None, replaces=0)
+    finally:
+        await fleet.stop()
