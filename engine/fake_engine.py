@@ -58,13 +58,14 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault in a matching request, after `after_tokens` tokens of its first choice.
 
     crash ends the process, freeze blocks its event loop, hang stops every request without a step, stall stops this request,
-    nan fails it with `non_finite_logits`, fail with `code`. `request_id` None matches all; `times` bounds how many requests
-    are hit. `after_tokens` 0 strikes before `Started`.
+    nan fails it with `non_finite_logits`, fail with `code`. `request_id` and `prompt_token`, one of the prompt's, None match all;
+    `times` bounds how many requests are hit. `after_tokens` 0 strikes before `Started`.
     """
 
     kind: FaultKind
     after_tokens: int = 0
     request_id: str | None = None
+    prompt_token: int | None = None
     times: int | None = None
     code: str = "engine_error"
     message: str = "scripted failure"
@@ -340,6 +341,7 @@ class FakeEngine:
             before = produced - self.script.tokens_per_delta if produced else -1
             due = before < fault.after_tokens <= produced
             matches = fault.request_id in (None, request.request_id)
+            matches = matches and fault.prompt_token in (None, *request.prompt_token_ids)
             if due and matches and (fault.times is None or self._injected[index] < fault.times):
                 self._injected[index] += 1
                 await self._inject(fault, aborted)

@@ -244,7 +244,7 @@ class EngineProcess:
                 return
             self._log.error("engine lost", reason=reason, pid=self.pid)
             self.client.failure = f"the engine was lost: {reason}"
-            self.client.lose(reason)
+            self.client.bury(reason)
             await self._kill()
             await self._restart(reason)
 

@@ -59,7 +59,7 @@ class RemoteEngine:
     """A client of the engine at `address` (`ipc://…`). `start` returns at once; `wait_ready` waits for the engine.
 
     `silence_s` is how long the engine may leave pings unanswered before it counts as lost. `on_death` is called when
-    another process has taken the place of a lost one. `restarts`, `failure` (why there is no engine now) and `device` are set by
+    its process has died, or another one has taken its place. `restarts`, `failure` (why there is no engine now) and `device` are set by
     the process that supervises the engine, and stay 0 and None for an engine of another process.
     """
 
@@ -226,7 +226,7 @@ class RemoteEngine:
                 self._request_abort(request_id)
 
     def lose(self, reason: str) -> None:
-        """Treat the engine as lost at once. Its parent also calls this, when the process has ended."""
+        """Treat the engine as lost at once."""
         if self.connected:
             self._log.warning("engine lost", reason=reason, requests=self.open_requests)
         self._reset(reason)
@@ -346,8 +346,13 @@ class RemoteEngine:
                 elif self.connected:
                     self.lose(reason)
 
-    def _note_instance(self, instance: str) -> None:
-        """Report the death of the previous engine process, if this is another one."""
+    def bury(self, reason: str) -> None:
+        """Treat the engine as lost, and its process as dead: its parent knows."""
+        self.lose(reason)
+        self._note_instance(None)
+
+    def _note_instance(self, instance: str | None) -> None:
+        """Report the death of the previous engine process, if this is another one, or none."""
         died = self._instance not in (None, instance)
         self._instance = instance
         if died:

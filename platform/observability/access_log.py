@@ -24,6 +24,7 @@ def log_request(finished: FinishedRequest) -> None:
         "adapter_id": None if record.adapter_id is None else str(record.adapter_id),
         "adapter_version": record.adapter_version,
         "engine": None if record.stats is None else record.stats.engine,
+        "resumed": None if record.stats is None else record.stats.resumed or None,
         "trace_id": record.trace_id,
     }
     write(

@@ -90,6 +90,7 @@ class Metrics:
         self._choices.observe(stats.n)
         self._generated.observe(stats.completion_tokens)
         self._longest.observe(stats.largest_choice)
+        self._resumptions.inc(stats.resumed)
         for gap in stats.token_gaps:
             self._between_tokens.observe(gap)
         if stats.queue_s is not None and stats.prefill_s is not None:
@@ -202,6 +203,9 @@ class Metrics:
         )
         self._grammar_wait = self._own_histogram(
             "loraplex_grammar_wait_seconds", "Wait of a request for its grammar in the engine."
+        )
+        self._resumptions = self._counter(
+            "loraplex_request_resumptions", "Times that another engine went on with a request."
         )
         self._compile_checks = self._counter(
             "loraplex_grammar_trials",

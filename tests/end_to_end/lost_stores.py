@@ -10,7 +10,7 @@ from tests.end_to_end.billed_load import CACHED_TOKENS
 from tests.platform.server.serve_process import Serve
 from typer.testing import CliRunner
 
-from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
+from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript, Fault
 from loraplex.platform.cli.billing import usage
 from loraplex.platform.datastores.embedded.lock import ConnectionFacts, OwnerLock
 from loraplex.platform.datastores.embedded.servers import SERVICES_FOLDER, ServerPair, make_private
@@ -18,9 +18,11 @@ from loraplex.platform.datastores.embedded.servers import SERVICES_FOLDER, Serve
 MODEL = "smollm2-135m-instruct"
 
 
-def scripted(token_interval_s: float) -> FakeScript:
+def scripted(token_interval_s: float, faults: tuple[Fault, ...] = ()) -> FakeScript:
     info = msgspec.structs.replace(DEFAULT_INFO, vocab_size=49_152, eos_token_ids=[2])
-    return FakeScript(info=info, token_interval_s=token_interval_s, cached_tokens=CACHED_TOKENS)
+    return FakeScript(
+        info=info, token_interval_s=token_interval_s, cached_tokens=CACHED_TOKENS, faults=faults
+    )
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,10 +14,15 @@ import httpx
 import pytest
 from tests.end_to_end.billed_load import all_shipped, query
 from tests.end_to_end.live_server import LiveServer, command_line, descendants, serving, until
-from tests.end_to_end.lost_stores import check_drift
+from tests.end_to_end.lost_stores import MODEL, check_drift, ready, scripted
+from tests.platform.server.serve_process import Serve, make_key, stores
+from tests.platform.server.serve_process import serving as serving_script
 
+from loraplex.engine.fake_engine import Fault
 from loraplex.platform.datastores.embedded.lock import OwnerLock
 from loraplex.platform.datastores.embedded.servers import SERVICES_FOLDER
+
+__all__ = ["stores"]
 
 STREAMS: Final = 32
 TOKENS: Final = 40
@@ -134,6 +140,47 @@ def check_ledger(server: LiveServer, streams: dict[str, Stream], monkeypatch: py
         name: ("completed", each.usage["completion_tokens"]) for name, each in streams.items()
     }
     check_drift(facts, monkeypatch)
+
+
+POISON: Final = 399
+CRASHES: Final = scripted(
+    token_interval_s=0.02, faults=(Fault(kind="crash", prompt_token=POISON, after_tokens=2),)
+)
+
+
+def complete(serve: Serve, key: str, prompt: list[int]) -> httpx.Response:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 20, "ignore_eos": True}
+    return httpx.post(
+        f"{serve.url}/v1/completions", json=body, headers={"authorization": f"Bearer {key}"}, timeout=120
+    )
+
+
+def deaths(serve: Serve) -> float:
+    lines = httpx.get(f"{serve.url}/metrics").text.splitlines()
+    return sum(float(line.split()[1]) for line in lines if line.startswith("loraplex_engine_deaths_total{"))
+
+
+def has_deaths(serve: Serve, count: float) -> bool:
+    found = deaths(serve)
+    assert found <= count
+    return found == count
+
+
+@pytest.mark.long
+def test_a_poison_prompt_does_not_travel(tmp_path: Path, demo_model: Path, stores: dict[str, str]) -> None:
+    """Two engines die of it, others of its tenant are served meanwhile, and after three deaths it reaches no engine."""
+    arguments = ("--engines", "2", "--served-model-name", MODEL)
+    with serving_script(tmp_path, demo_model, CRASHES, *arguments, settings=stores) as serve:
+        key = make_key(stores["database_url"])
+        until(lambda: ready(serve), 60, "readyz answers 200")
+        for died in (2.0, 3.0, 3.0):
+            refused = complete(serve, key, [5, POISON])
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
+            assert refused.headers["x-should-retry"] == "false"
+            assert complete(serve, key, [5, 6]).status_code == 200
+            until(partial(has_deaths, serve, died), 30, "the metrics have the death")
+        until(lambda: ready(serve), 60, "readyz answers 200")
+        assert "is refused for" in complete(serve, key, [5, POISON]).text
 
 
 @pytest.mark.long

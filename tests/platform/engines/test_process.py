@@ -156,7 +156,8 @@ async def test_a_crash_loop_ends_where_the_policy_has_a_bound(tmp_path: Path) ->
     async with running(options(tmp_path, CRASHING, restart=policy)) as engine:
         for _ in range(2):
             await crash(engine)
-        assert engine.crash_loop.is_set()
+        async with asyncio.timeout(60):
+            await engine.crash_loop.wait()
         assert f"status {CRASH_STATUS}" in str(engine.client.failure)
         assert engine.pid is None
         with pytest.raises(EngineUnavailable):
