@@ -24,10 +24,12 @@ from loraplex.engine.messages import (
     ProbeReport,
     Started,
 )
+from loraplex.platform.engines.demand import Demand
 from loraplex.platform.engines.placement import replica_state
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.engines.prefix_index import PromptPrefix, prompt_prefixes
 from loraplex.platform.engines.replica_index import ReplicaIndex
+from loraplex.platform.engines.slow_engines import RequestWatch, SlowEngines
 from loraplex.platform.startup_errors import EngineStartFailed
 
 NO_STATS: Final = EngineStats()
@@ -107,7 +109,7 @@ class EnginePool:
 
     Each engine has a number, which no other one gets unless it is added with it. `poison_memory` is the memory to which the
     engines report their deaths. `observed` lists the engines for observers, where one client stands for several. `fleet` starts
-    and drains engines; None where others do. `next_number` is that of the next new engine.
+    and drains engines; None where others do. `next_number` is that of the next new engine. `slow_engines` get fewer requests.
     """
 
     def __init__(
@@ -124,6 +126,8 @@ class EnginePool:
         self._owners: dict[str, ManagedEngine] = {}
         self._index = ReplicaIndex(Random())
         self._reports: dict[int, EngineStats] = {}
+        self.slow_engines = SlowEngines()
+        self.demand = Demand()
 
     @property
     def engines(self) -> Mapping[int, ManagedEngine]:
@@ -140,7 +144,8 @@ class EnginePool:
     def remove(self, number: int) -> None:
         """Send an engine nothing any more. Its open requests go on; whoever owns it closes it."""
         self._engines.pop(number, None)
-        self._forget_report(number)
+        self._reports.pop(number, None)
+        self._index.remove(str(number))
 
     def observed(self) -> Mapping[int, ObservedEngine]:
         """The engines by their number, which stays with an engine while it is known."""
@@ -167,7 +172,7 @@ class EnginePool:
         if len(self._engines) == 1:
             [(number, engine)] = self._engines.items()
             stream = engine.submit(request)
-            return stream if self._observed is not None else _numbered(stream, number)
+            return stream if self._observed is not None else self._followed(stream, number, None)
         return self._submit_placed(request)
 
     async def _submit_placed(self, request: EngineRequest) -> AsyncIterator[Event]:
@@ -180,7 +185,7 @@ class EnginePool:
             engine = self._engines[number]
             owns = self._owners.setdefault(request.request_id, engine) is engine
             self._index.sent(str(number), namespace, key, prefixes)
-            stream = _numbered(engine.submit(request), number)
+            stream = self._followed(engine.submit(request), number, self.slow_engines.watch(number, request))
             try:
                 async for event in stream:
                     if not begun and isinstance(event, Failed) and event.code == EngineDraining.code:
@@ -194,6 +199,21 @@ class EnginePool:
                 await stream.aclose()  # type: ignore[attr-defined]  # the clients' streams are generators
         if not begun:
             yield Failed(request.request_id, EngineUnavailable.code, "no engine takes requests now")
+
+    async def _followed(
+        self, stream: AsyncIterator[Event], number: int, watch: RequestWatch | None
+    ) -> AsyncIterator[Event]:
+        """Let `Started` say which engine serves the request, and `watch` see how fast it is."""
+        self.demand.change(1)
+        try:
+            async for event in stream:
+                if watch is not None:
+                    watch.see(event)
+                is_start = isinstance(event, Started)
+                yield msgspec.structs.replace(event, engine=str(number)) if is_start else event
+        finally:
+            self.demand.change(-1)
+            await stream.aclose()  # type: ignore[attr-defined]  # the clients' streams are generators
 
     def _choose(
         self,
@@ -213,19 +233,25 @@ class EnginePool:
         return None if tried else next(iter(self._engines), None)
 
     def _read_reports(self) -> None:
-        """Take over the statistics that came since the last request; they name each adapter in memory, so each is read once."""
-        for number, engine in self._engines.items():
-            if not takes_requests(engine):
-                self._forget_report(number)
+        """Take over the statistics that came since the last request; they name each adapter in memory, so each is read once.
+
+        A slow engine counts as one with fewer rows, or is left out while another one takes requests.
+        """
+        taking = {number for number, engine in self._engines.items() if takes_requests(engine)}
+        if self.slow_engines.review(taking):
+            self._reports.clear()
+        usable = {number for number in taking if self.slow_engines.share(number)} or taking
+        for number in self._engines:
+            if number not in usable:
+                self._reports.pop(number, None)
+                self._index.remove(str(number))
                 continue
-            stats = engine.last_stats or NO_STATS
+            stats = self._engines[number].last_stats or NO_STATS
             if self._reports.get(number) is not stats:
                 self._reports[number] = stats
-                self._index.update(replica_state(str(number), stats, stats.running + stats.waiting))
-
-    def _forget_report(self, number: int) -> None:
-        if self._reports.pop(number, None) is not None:
-            self._index.remove(str(number))
+                state = replica_state(str(number), stats, stats.running + stats.waiting)
+                state.capacity = max(1, round(state.capacity * (self.slow_engines.share(number) or 1.0)))
+                self._index.update(state)
 
     def home(self, namespace: bytes, adapter: AdapterRef | None) -> ManagedEngine:
         """The engine that the next request of an adapter, or of a tenant for the base model, goes to.
@@ -295,16 +321,6 @@ class EnginePool:
     def open_requests(self) -> int:
         """Requests whose last event has not arrived."""
         return sum(engine.open_requests for engine in self._engines.values())
-
-
-async def _numbered(stream: AsyncIterator[Event], number: int) -> AsyncIterator[Event]:
-    """Let `Started` say which engine serves the request."""
-    try:
-        async for event in stream:
-            is_start = isinstance(event, Started)
-            yield msgspec.structs.replace(event, engine=str(number)) if is_start else event
-    finally:
-        await stream.aclose()  # type: ignore[attr-defined]  # the clients' streams are generators
 
 
 def takes_requests(engine: ObservedEngine) -> bool:

@@ -119,6 +119,7 @@ class EngineCollector(Collector):
         yield from self._split_counters(snapshots)
         yield from self._gauges(snapshots)
         yield from self._process_families()
+        yield self._engines_wanted(snapshots)
         yield self._poison_refusals()
         yield self._step_tokens(snapshots)
         yield self._cache_config()
@@ -191,18 +192,37 @@ class EngineCollector(Collector):
             "Engine processes that were lost and replaced by another.",
             labels=LABELS,
         )
+        slowness = GaugeMetricFamily(
+            "loraplex_engine_slowness", "Times as long as its fellows an engine takes.", labels=LABELS
+        )
+        share = GaugeMetricFamily(
+            "loraplex_engine_share", "Part of its usual requests that it gets, 0 to 1.", labels=LABELS
+        )
         for index, engine in self._engines.observed().items():
             labels = [self._model_name, str(index)]
+            slowness.add_metric(labels, self._engines.slow_engines.slowness(index))
+            share.add_metric(labels, self._engines.slow_engines.share(index))
             deaths.add_metric(labels, engine.deaths)
             up.add_metric(labels, engine.connected)
             age.add_metric(labels, engine.silent_for())
             restarts.add_metric(labels, engine.restarts)
-        yield from (up, age, restarts, deaths)
+        yield from (up, age, restarts, deaths, slowness, share)
+
+    def _engines_wanted(self, snapshots: list[tuple[str, EngineStats]]) -> Metric:
+        family = GaugeMetricFamily(
+            "loraplex_engines_wanted",
+            "Engines that the requests need, for an autoscaler.",
+            labels=["model_name"],
+        )
+        family.add_metric(
+            [self._model_name], self._engines.demand.engines_wanted([each for _, each in snapshots])
+        )
+        return family
 
     def _poison_refusals(self) -> Metric:
         family = CounterMetricFamily(
             "loraplex_poison_refusals",
-            "Requests refused because engines died while they ran their adapter or grammar.",
+            "Requests refused because engines died while they ran what they use.",
             labels=["model_name", "kind"],
         )
         for kind in KINDS:

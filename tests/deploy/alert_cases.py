@@ -76,6 +76,19 @@ TABLE: Final = (
         ENGINE,
     ),
     AlertCase(
+        "LoraplexEngineSlow",
+        {
+            'loraplex_engine_slowness{engine="0"}': "1x20",
+            'loraplex_engine_slowness{engine="1"}': "1x5 3.1x15",
+            'loraplex_engine_share{engine="0"}': "1x20",
+            'loraplex_engine_share{engine="1"}': "1x7 0.25x15",
+        },
+        7,
+        10,
+        "Engine 1 takes 3.1 times as long, and gets fewer requests until it has recovered.",
+        ENGINE,
+    ),
+    AlertCase(
         "LoraplexEnginePoisoned",
         {'loraplex_poison_refusals_total{kind="adapter"}': "0x5 3x25"},
         5,

@@ -60,6 +60,14 @@ PROCESS: Final = Dashboard(
                 "s",
             ),
             Panel(
+                "Slowness",
+                "Times as long as its fellows an engine takes, and the part of its requests that it gets.",
+                {
+                    "slowness, engine {{engine}}": of_engine("loraplex_engine_slowness"),
+                    "share, engine {{engine}}": of_engine("loraplex_engine_share"),
+                },
+            ),
+            Panel(
                 "Steps",
                 "Per second.",
                 {"engine {{engine}}": rate_of_engine("loraplex_engine_steps_total")},

@@ -246,3 +246,35 @@ def test_observers_see_each_engine_behind_a_client_that_stands_for_several() -> 
     client, first, third = Managed(), Managed(), Managed()
     assert EnginePool([client]).observed() == {0: client}
     assert EnginePool([client], observed=lambda: {0: first, 2: third}).observed() == {0: first, 2: third}
+
+
+async def test_a_slow_engine_gets_its_share_and_all_where_it_is_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engines = [Managed() for _ in range(4)]
+    for engine in engines:
+        engine.last_stats = EngineStats(max_running=64)
+    pool, shares = EnginePool(engines), {0: 1.0}
+    monkeypatch.setattr(pool.slow_engines, "share", lambda number: shares.get(number, 1.0))
+    monkeypatch.setattr(pool.slow_engines, "review", lambda numbers: True)
+
+    async def served() -> list[int]:
+        for engine in engines:
+            engine.requests.clear()
+        streams = [pool.submit(request(f"t{i}")) for i in range(200)]
+        for stream in streams:
+            await anext(stream)
+        counts = [len(engine.requests) for engine in engines]
+        for stream in streams:
+            await stream.aclose()  # type: ignore[attr-defined]
+        return counts
+
+    assert min(await served()) > 30
+    shares[0] = 0.25
+    reduced = await served()
+    assert 0 < reduced[0] < min(reduced[1:]) / 2
+    shares[0] = 0.0
+    assert (await served())[0] == 0
+    for engine in engines[1:]:
+        engine.connected = False
+    assert (await served())[0] == 200
