@@ -119,6 +119,7 @@ def report_of(found: dict[str, dict[str, Any]]) -> Report:
     report.ratios += [
         Ratio("adapter hits: router / random", hits["router"] / hits["random"], 1.1),
         Ratio("tokens per second: 3 replicas / 1", found["scale"]["ratio"], 2.5),
+        Ratio("SIGKILL of a replica: failed requests", float(sum(kill["errors"].values())), 0.0, "at most"),
         Ratio("rolling update: failed requests", float(sum(update["errors"].values())), 0.0, "at most"),
         Ratio("requests answered / allowed by the quota", answered, 1.0, "at most"),
         Ratio("requests answered / allowed by the quota", answered, 1.0, "at least"),
