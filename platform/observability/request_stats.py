@@ -5,6 +5,7 @@ Invariants: a token counts once, when the engine has reported it, whether or not
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -27,8 +28,8 @@ class RequestStats:
     """Statistics of a request, filled while it runs: one engine request per prompt, `n` choices each.
 
     `prompt_lengths`: the tokens of each prompt; from `num_prompts` on, if given, of the choices scored behind one. `submitted`: when
-    the engine got them; `started`: when it reported the longest waited prompt. `queue_s` and `prefill_s` are the engine's: the longest of the prompts; `grammar_s` and `adapter_s` are parts
-    of `queue_s`.
+    the engine got them; `started`: when it reported `queue_s`, as the gateway's `clock` has it. `queue_s` and `prefill_s` are the
+    engine's: the longest of the prompts; `grammar_s` and `adapter_s` are parts of `queue_s`.
     `first_token` and `last_token` are None when none was delivered; `token_gaps` are the times between successive delivered
     tokens of one choice. `finish_reason` is the engine's, or `error`, or `abort` when the client disconnected.
     `finished_choices` ended without being aborted. `prompt_tokens`: those that the engine computed or found in its cache, a
@@ -125,10 +126,8 @@ class RequestStats:
         """
         first, origin = self.first_token, self._origin
         phases = {
-            name: (
-                _milliseconds(began - origin),
-                _milliseconds(ended - origin) - _milliseconds(began - origin),
-            )
+            # Of rounded moments, so that rounded durations add up, too.
+            name: (start := _milliseconds(began - origin), _milliseconds(ended - origin) - start)
             for name, began, ended in self.phases()
         }
         return RequestTimings(
@@ -154,22 +153,18 @@ class RequestStats:
         return self.gateway_phases.get("auth", (self.arrival,))[0]
 
     def _ends(self) -> Iterator[tuple[str, float]]:
-        """Every phase in its order, and when it ended; an end before that of an earlier phase says that it took no time.
+        """Every phase in its order, and when it ended: before an earlier one did, where it took no time or was left out.
 
         The engine's own times are laid out backwards from its report: `transport` is the way to the engine and back.
         """
-        done = self.gateway_phases
-        if "auth" in done:
-            yield "auth", done["auth"][1]
+        done = defaultdict(lambda: (0.0, 0.0), self.gateway_phases)
+        yield "auth", done["auth"][1]
         yield "body", self.arrival
-        if "admission" in done:
-            yield "prepare", done["admission"][0]
+        yield "prepare", done["admission"][0]
         for name in ("admission", "adapter_fetch", "schema_check"):
-            if name in done:
-                yield name, done[name][1]
+            yield name, done[name][1]
         if self.started is None or self.queue_s is None or self.prefill_s is None:
-            if self.submitted is not None:
-                yield "transport", self.submitted
+            yield "transport", self.submitted or 0.0
             yield "engine", self.finished
             return
         at = self.started - self.queue_s - self.prefill_s
@@ -182,11 +177,9 @@ class RequestStats:
         ):
             at += seconds
             yield name, at
-        if "journal" in done:
-            yield "journal", done["journal"][1]
-        if self.first_token is not None and self.last_token is not None:
-            yield "delivery", self.first_token
-            yield "decode", self.last_token
+        yield "journal", done["journal"][1]
+        yield "delivery", self.first_token or 0.0
+        yield "decode", self.last_token or 0.0
         yield "finish", self.finished
 
     def phase_causes(self) -> Iterator[tuple[str, PhaseCauses]]:

@@ -25,19 +25,15 @@ from loraplex.platform.observability.request_stats import RequestStats
 PATH: Final = "/v1/traces"
 PROVIDER: Final = "loraplex"
 EXPORT_TIMEOUT_S: Final = 5
+FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
 SPAN_NAMES: Final = {"admission": "quota"}
 """Spans whose name is not that of their phase."""
-OF_EACH_PHASE: Final = frozenset(("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model"))
+OF_EACH_PHASE: Final = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
 OF_PHASE: Final = {
-    "prefill": ("gen_ai.usage.input_tokens", "gen_ai.usage.cache_read.input_tokens", "loraplex.engine.id"),
-    "decode": (
-        "gen_ai.usage.output_tokens",
-        "gen_ai.usage.reasoning.output_tokens",
-        "gen_ai.response.finish_reasons",
-        "loraplex.engine.id",
-    ),
+    "prefill": ("gen_ai.usage.input_tokens", "gen_ai.usage.cache_read.input_tokens"),
+    "decode": ("gen_ai.usage.output_tokens", "gen_ai.usage.reasoning.output_tokens", FINISH_REASONS),
 }
-"""Attributes of the request that are those of one of its phases, too."""
+"""Attributes of the request that its phases have, too."""
 ADAPTER_HEADER: Final = "x-loraplex-adapter"
 Attributes: TypeAlias = dict[str, str | int | float | list[str]]
 
@@ -138,13 +134,10 @@ def _phase_attributes(phase: str, record: RequestRecord) -> Attributes:
     call, stats = record.call, record.stats
     if call is None or stats is None:
         return {}
+    known = _request_attributes(call) | _response_attributes(stats)
     causes = dict(stats.phase_causes()).get(phase, {})
-    response = _response_attributes(stats)
-    return (
-        {name: value for name, value in _request_attributes(call).items() if name in OF_EACH_PHASE}
-        | {name: response[name] for name in OF_PHASE.get(phase, ()) if name in response}
-        | {f"loraplex.{phase}.{cause}": value for cause, value in causes.items()}
-    )
+    own = {name: known[name] for name in (*OF_EACH_PHASE, *OF_PHASE.get(phase, ())) if name in known}
+    return own | {f"loraplex.{phase}.{cause}": value for cause, value in causes.items()}
 
 
 def _error_type(finished: FinishedRequest) -> str | None:
@@ -172,7 +165,7 @@ def _request_attributes(call: InferenceCall) -> Attributes:
 
 def _response_attributes(stats: RequestStats) -> Attributes:
     given: Attributes = {
-        "gen_ai.response.finish_reasons": [stats.finish_reason],
+        FINISH_REASONS: [stats.finish_reason],
         "gen_ai.usage.input_tokens": stats.prompt_tokens,
         "gen_ai.usage.output_tokens": stats.completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": stats.cached_tokens,
