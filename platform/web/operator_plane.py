@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 
 from loraplex.platform.web.audit import operator_routes as audit
+from loraplex.platform.web.engine import adapter_routes as busy_adapters
 from loraplex.platform.web.engine import operator_routes as engine
 from loraplex.platform.web.invoices import operator_routes as invoices
 from loraplex.platform.web.limits import operator_routes as limits
@@ -19,6 +20,7 @@ for room in (
     billing_routes.router,
     rate_cards.router,
     engine.router,
+    busy_adapters.router,
     audit.router,
     usage.router,
 ):

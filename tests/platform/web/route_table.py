@@ -104,6 +104,7 @@ SCOPES: Final = {
     "POST /operator/v1/invoices/{invoice_id}/paid": OPERATOR,
     "POST /operator/v1/invoices/{invoice_id}/void": OPERATOR,
     "GET /operator/v1/engine": OPERATOR,
+    "GET /operator/v1/engine/adapters": OPERATOR,
     "GET /operator/v1/audit": OPERATOR,
     "GET /operator/v1/usage": OPERATOR,
     "POST /operator/v1/usage/corrections": OPERATOR,
