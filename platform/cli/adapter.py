@@ -29,6 +29,7 @@ from loraplex.platform.cli.command_context import (
 from loraplex.platform.cli.local_push import data_dir_blobs, local_push
 from loraplex.platform.cli.output import AsJson
 from loraplex.platform.cli.remote_push import open_remote_push
+from loraplex.platform.cli.remote_server import read_key
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.parameters.adapter_profile import read_profile_change
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
@@ -147,9 +148,7 @@ def push(
     promotion: Promotion = "never" if no_alias else "always" if promote else "first"
     profile = AdapterProfile(**change) if change else None
     request = PushRequest(name=name, folder=folder, promote=promotion, profile=profile)
-    if key == "-":
-        # Arguments are visible to other users of the machine.
-        key = typer.get_text_stream("stdin").readline().strip()
+    key = None if key is None else read_key(key)
     if (url is None) != (key is None):
         raise typer.BadParameter("--url and --key need each other")
     if url is not None and (no_probe or model is not None):

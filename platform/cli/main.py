@@ -15,6 +15,7 @@ COMMANDS: Final = {
         "tour:tour_command",
         "Try nine claims on the running demo, each with the request that repeats it.",
     ),
+    "engine": ("engine:app", "List, add and drain the engines of a running server."),
     "tenant": ("tenant:app", "Create, list, show, suspend, resume and delete tenants."),
     "user": ("user:app", "Invite, list, reset, disable and enable people of the console."),
     "key": ("key:app", "Create, list, rotate and revoke API keys."),

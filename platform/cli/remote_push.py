@@ -6,7 +6,6 @@ Invariant: every request may be repeated; an upload that fails is aborted, so no
 import asyncio
 import base64
 import hashlib
-import ipaddress
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any, Final
 from uuid import uuid4
 
 import httpx
-import typer
 
 from loraplex.adapters.errors import FolderRejected
 from loraplex.adapters.limits import DEFAULT_LIMITS
@@ -22,17 +20,14 @@ from loraplex.adapters.push import VALIDATING, PushedVersion, PushRequest, rejec
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, max_file_bytes
 from loraplex.adapters.storage.safe_files import OpenFile, hash_descriptor, open_regular, read_exactly
 from loraplex.adapters.storage.threads import on_thread
-from loraplex.platform.startup_errors import RequestFailed, SettingsError
-from loraplex.tenants.api_keys.key_format import parse_key
-from loraplex.tenants.errors import MalformedKey
+from loraplex.platform.cli.remote_server import open_server, problem_of
+from loraplex.platform.startup_errors import RequestFailed
 from loraplex.tenants.names import check_adapter_name
 from loraplex.tenants.registry.records import SERVING_STATES
 from loraplex.tenants.registry.resolution import PRODUCTION
 
 ATTEMPTS: Final = 5
 POLL_S: Final = 0.5
-TIMEOUT_S: Final = 120.0
-"""Completing an upload assembles all its parts."""
 MAX_PAUSE_S: Final = 30.0
 BUSY: Final = frozenset({429, 502, 503, 504})
 MAX_BYTES: Final = max_file_bytes(DEFAULT_LIMITS)
@@ -161,7 +156,7 @@ class RemotePush:
             else:
                 if response.status_code in allowed:
                     return response
-                problem = _problem(response)
+                problem = problem_of(response)
                 if response.status_code not in BUSY:
                     break
                 pause_s = _retry_after(response, 2.0**attempt)
@@ -173,34 +168,8 @@ class RemotePush:
 @asynccontextmanager
 async def open_remote_push(url: str, key: str, tenant: str) -> AsyncIterator[RemotePush]:
     """Open a client of the server at `url`. Raises `SettingsError` for an address or a key that is none."""
-    try:
-        address = httpx.URL(f"{url.rstrip('/')}/tenant/v1/")
-    except httpx.InvalidURL as error:
-        raise SettingsError(f"--url {url}: {error}") from error
-    if address.scheme not in ("http", "https") or not address.host:
-        raise SettingsError(f"--url {url}: must be like https://host:8000")
-    if address.userinfo:
-        # It would replace the key, and error messages name the address.
-        raise SettingsError("--url: must contain no user or password; the key is given with --key")
-    try:
-        parse_key(key)
-    except MalformedKey as error:
-        # The HTTP client would quote the whole key in its error.
-        raise SettingsError(f"--key: {error}") from error
-    if address.scheme == "http" and not _is_this_machine(address.host):
-        typer.echo(
-            f"--url {url}: the key is sent without TLS; use https outside of a trusted network", err=True
-        )
-    headers = {"authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(base_url=address, headers=headers, timeout=TIMEOUT_S) as client:
+    async with open_server(url, key, "tenant/v1") as client:
         yield RemotePush(client, tenant)
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _declared(folder: Path) -> list[dict[str, Any]]:
@@ -232,10 +201,3 @@ def _if_match(seen: httpx.Response) -> dict[str, str]:
 def _retry_after(response: httpx.Response, default_s: float) -> float:
     given = response.headers.get("retry-after", "")
     return float(given) if given.isdecimal() else default_s
-
-
-def _problem(response: httpx.Response) -> str:
-    """Return the message of an error response."""
-    with suppress(ValueError, KeyError, TypeError):
-        return f"HTTP {response.status_code}: {response.json()['error']['message']}"
-    return f"HTTP {response.status_code}"

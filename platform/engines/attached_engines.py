@@ -41,10 +41,15 @@ class AttachedEngines:
     """
 
     def __init__(
-        self, pool: EnginePool, addresses: Sequence[str], connect: Callable[[str], RemoteEngine]
+        self,
+        pool: EnginePool,
+        addresses: Sequence[str],
+        connect: Callable[[str], RemoteEngine],
+        drain_s: float = 30.0,
     ) -> None:
         self._pool = pool
         self._connect = connect
+        self._drain_s = drain_s
         self._addresses = addresses
         self._fixed = {each for each in addresses if not is_pattern(each)}
         self._added: set[str] = set()
@@ -111,12 +116,12 @@ class AttachedEngines:
             raise EngineNotAdded(f"the engine at {address} serves another model", "address")
         return self._numbers[address]
 
-    async def drain(self, number: int, grace_s: float) -> None:
+    async def drain(self, number: int, grace_s: float | None) -> None:
         """See `EngineFleet.drain`: all gateways of the engine see it."""
         engine = next((each for a, each in self._engines.items() if self._numbers.get(a) == number), None)
         if engine is None:
             raise EngineUnavailable("the engine has left")
-        engine.request_drain(grace_s)
+        engine.request_drain(self._drain_s if grace_s is None else grace_s)
 
     def _attach(self, address: str) -> RemoteEngine:
         engine = self._engines[address] = self._connect(address)

@@ -96,10 +96,10 @@ class EngineFleet(Protocol):
         """
         ...
 
-    async def drain(self, number: int, grace_s: float) -> None:
-        """Let an engine take no more requests, and end once its open ones have, or after `grace_s`. Returns at once.
+    async def drain(self, number: int, grace_s: float | None) -> None:
+        """Let an engine take no more requests, and end once its open ones have, or after `grace_s`; None: the setting `drain_s`.
 
-        Raises `EngineUnavailable`.
+        Returns at once. Raises `EngineUnavailable`.
         """
         ...
 
@@ -149,7 +149,7 @@ class EnginePool:
 
     def observed(self) -> Mapping[int, ObservedEngine]:
         """The engines by their number, which stays with an engine while it is known."""
-        return dict(self._engines) if self._observed is None else self._observed()
+        return dict(sorted(self._engines.items())) if self._observed is None else self._observed()
 
     def info(self) -> EngineInfo:
         """The `EngineInfo` of an engine that is ready, or else is described. Raises `EngineUnavailable` while none is."""

@@ -20,6 +20,7 @@ from loraplex.engine.config import EngineConfig
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines import spawn_messages, wire
+from loraplex.platform.engines.engine_places import WHOLE_MACHINE, EnginePlace
 from loraplex.platform.engines.remote_client import OnDeath, RemoteEngine, ignore_death
 from loraplex.platform.engines.spawn_messages import (
     Broken,
@@ -32,7 +33,6 @@ from loraplex.platform.engines.spawn_messages import (
     Stage,
 )
 from loraplex.platform.processes.child_process import module_command
-from loraplex.platform.processes.engine_places import WHOLE_MACHINE, EnginePlace
 from loraplex.platform.processes.environment import engine_environment
 from loraplex.platform.processes.restart_budget import RestartBudget, RestartPolicy
 from loraplex.platform.startup_errors import EngineStartFailed

@@ -19,11 +19,11 @@ from loraplex.platform.config import Settings
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.attached_engines import AttachedEngines
 from loraplex.platform.engines.engine_config import engine_config
+from loraplex.platform.engines.engine_places import EnginePlace, engine_places
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions
 from loraplex.platform.engines.remote_client import RemoteEngine
 from loraplex.platform.engines.supervised_engines import SupervisedEngines
-from loraplex.platform.processes.engine_places import EnginePlace, engine_places
 from loraplex.platform.processes.restart_budget import RestartPolicy
 from loraplex.platform.startup_errors import SettingsError
 
@@ -86,7 +86,7 @@ def _start_supervised(
         named = on_stage if count == 1 else lambda text: on_stage(f"engine {number}: {text}")
         return EngineProcess(options, named, pool.poison_memory.record_death, described)
 
-    pool.fleet = engines = SupervisedEngines(pool, places, make)
+    pool.fleet = engines = SupervisedEngines(pool, places, make, settings.drain_s)
     ready = asyncio.create_task(engines.start(count))
     stack.push_async_callback(engines.stop)
     stack.push_async_callback(_end, ready)
@@ -118,7 +118,7 @@ def _options(settings: Settings, model: str, address: str) -> EngineProcessOptio
 def _start_attaching(settings: Settings, stack: AsyncExitStack, on_stage: OnStage) -> StartingEngines:
     pool = EnginePool()
     connect = partial(RemoteEngine, on_death=pool.poison_memory.record_death)
-    pool.fleet = engines = AttachedEngines(pool, settings.engine, connect)
+    pool.fleet = engines = AttachedEngines(pool, settings.engine, connect, settings.drain_s)
     stack.push_async_callback(engines.close)
     on_stage("waiting for " + ", ".join(settings.engine))
     ready = asyncio.create_task(engines.start(settings.engine_start_timeout_s))

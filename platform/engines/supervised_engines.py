@@ -11,10 +11,10 @@ from typing import TypeAlias
 import structlog
 
 from loraplex.engine.errors import EngineUnavailable
+from loraplex.platform.engines.engine_places import EnginePlace
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.engines.process import EngineProcess
 from loraplex.platform.errors import EngineNotAdded
-from loraplex.platform.processes.engine_places import EnginePlace
 
 LOG = structlog.get_logger("loraplex.engines")
 
@@ -25,10 +25,13 @@ MakeProcess: TypeAlias = Callable[[int, EnginePlace], EngineProcess]
 class SupervisedEngines:
     """Starts the engines of `pool`, and stops them."""
 
-    def __init__(self, pool: EnginePool, places: Sequence[EnginePlace], make: MakeProcess) -> None:
+    def __init__(
+        self, pool: EnginePool, places: Sequence[EnginePlace], make: MakeProcess, drain_s: float = 30.0
+    ) -> None:
         self._pool = pool
         self._places = places
         self._make = make
+        self._drain_s = drain_s
         self._processes: dict[int, EngineProcess] = {}
         self._starts: dict[int, asyncio.Task[Exception | None]] = {}
         self._retiring: dict[int, asyncio.Task[None]] = {}
@@ -61,13 +64,13 @@ class SupervisedEngines:
             )
         return self._launch(self._free_place(replaces))
 
-    async def drain(self, number: int, grace_s: float) -> None:
+    async def drain(self, number: int, grace_s: float | None) -> None:
         """See `EngineFleet.drain`; one that does not run is ended at once."""
         process = self._processes.get(number)
         if process is None:
             raise EngineUnavailable("the engine has left")
         if process.client.connected:
-            process.drain(grace_s)
+            process.drain(self._drain_s if grace_s is None else grace_s)
         else:
             self._starts[number].cancel()
             process.drained.set()

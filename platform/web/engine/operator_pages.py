@@ -6,13 +6,17 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from loraplex.platform.web.console.confirmation import Confirmation
 from loraplex.platform.web.console.endpoint import is_htmx
+from loraplex.platform.web.console.form_routes import FormSubmission, form_page, submits_operator
 from loraplex.platform.web.console.page import PageRequest, opens_operator
-from loraplex.platform.web.engine import health
+from loraplex.platform.web.engine import health, use_cases
 from loraplex.platform.web.engine import queries as engine
+from loraplex.platform.web.engine.operator_routes import engine_number
 from loraplex.platform.web.engine.queries import TenantNamespaces, tenant_shares
 
 Operator = Annotated[PageRequest, opens_operator()]
+Submission = Annotated[FormSubmission, submits_operator()]
 ENGINE: Final = "/operator/console/engine"
 DRIFT: Final = "/operator/console/drift"
 HEALTH: Final = "/operator/console/health"
@@ -29,7 +33,47 @@ async def show_engines(page: Operator) -> Response:
         for number, stats in known:
             shares[number] = await tenant_shares(session, stats.tenant_steps, namespaces)
         names = await engine.adapter_names(session, states)
-    return _show(page, "engine/engine.html", "engines", engines=states, names=names, shares=shares)
+    managed = getattr(page.dependencies.engine, "fleet", None) is not None
+    return _show(
+        page, "engine/engine.html", "engines", engines=states, names=names, shares=shares, managed=managed
+    )
+
+
+async def add_form(page: Operator) -> dict[str, object]:
+    return {}
+
+
+@form_page(router, f"{ENGINE}/add", "engine/add.html", add_form, fields=("address",))
+async def add_engine(submission: Submission) -> Response:
+    address = submission.form.text("address").strip() or None
+    number: int = await submission.result(use_cases.add, submission.dependencies.engine, address, None)
+    return submission.back(ENGINE, f"Engine {number} is added.")
+
+
+def _drain(number: str) -> Confirmation:
+    """Raises `EngineNotFound`."""
+    path = f"{ENGINE}/{engine_number(number)}/drain"
+    return Confirmation(
+        title=f"Drain engine {number}?",
+        consequence="It takes no new request. Open ones end, or go on elsewhere after the grace, and its process ends.",
+        action=path,
+        verb="Drain engine",
+        keep="Keep it",
+        back=ENGINE,
+        path=f"/engines/{number}/drain",
+    )
+
+
+async def drain_form(page: Operator, number: str) -> dict[str, object]:
+    """Return what asks before an engine drains. Raises `EngineNotFound`."""
+    return {"asked": _drain(number)}
+
+
+@form_page(router, f"{ENGINE}/{{number}}/drain", "tenants/confirm.html", drain_form)
+async def drain_engine(submission: Submission, number: str) -> Response:
+    engine = submission.dependencies.engine
+    await submission.run(use_cases.drain, engine, engine_number(number), None, force=False)
+    return submission.back(ENGINE, f"Engine {number} drains.")
 
 
 @router.get(DRIFT)

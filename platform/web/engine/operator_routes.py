@@ -1,9 +1,10 @@
-"""`GET /operator/v1/engine`: the model, and the adapters by memory tier, queues and KV cache of each engine.
+"""`/operator/v1/engine` and `/engines`: the model, and of each engine its adapters, queues and KV cache; engines that come and go.
 
 Invariant: the route does not wait for an engine of the pool that does not respond; it reads the newest snapshots.
 """
 
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import Annotated, Final
 
 import msgspec
 from fastapi import APIRouter
@@ -11,13 +12,18 @@ from pydantic import Field
 from starlette.responses import Response
 
 from loraplex.engine.client import EngineClient
-from loraplex.engine.errors import EngineUnavailable
-from loraplex.engine.messages import EngineStats
-from loraplex.platform.engines.pool import EnginePool
+from loraplex.platform.errors import EngineNotFound
+from loraplex.platform.web.engine import use_cases
+from loraplex.platform.web.engine.queries import EngineState, EngineStateName, engine_states
+from loraplex.platform.web.openapi import described
 from loraplex.platform.web.planes import OperatorRequest, requires_operator
+from loraplex.platform.web.request_bodies import RequestModel, request_model
 from loraplex.platform.web.responses import ApiResponse, ResponseModel, documented, respond
+from loraplex.tenants.unit_of_work import UnitOfWork
 
 Operator = Annotated[OperatorRequest, requires_operator()]
+MAX_ENGINE: Final = 999_999
+"""The largest number of an engine that is asked for."""
 
 router = APIRouter()
 
@@ -83,8 +89,17 @@ class KvCache(ResponseModel):
 
 
 class EngineDocument(ResponseModel):
-    """The parts are null while the engine does not respond. `failure`: why it does not run, if known."""
+    """The parts are null while the engine does not respond. `failure`: why it does not run, if known.
 
+    `number` stays with the engine. `address` is its socket, `device` what it has for itself, if this server started it.
+    `open_requests`: those of this gateway. `starting`: it has never answered this gateway.
+    """
+
+    number: int
+    address: str | None
+    device: str | None
+    state: EngineStateName
+    open_requests: int
     connected: bool
     draining: bool
     restarts: int
@@ -99,6 +114,24 @@ class EnginesDocument(ResponseModel):
     engines: list[EngineDocument]
 
 
+class NewEngine(RequestModel):
+    """`address`: of an engine of another process, for a gateway; a server that starts its engines takes none. `replaces`: the
+    number of one that leaves soon.
+    """
+
+    address: str | None = Field(default=None, min_length=1, max_length=200)
+    replaces: int | None = Field(default=None, ge=0, le=MAX_ENGINE)
+
+
+class EngineDrain(RequestModel):
+    """`grace_s`: how long open requests may go on; by default the setting `drain_s`. `force`: also where no other engine takes
+    requests.
+    """
+
+    grace_s: float | None = Field(default=None, ge=0, le=86_400)
+    force: bool = False
+
+
 @router.get("/engine", responses=documented(response=EnginesDocument))
 async def show_engines(request: Operator) -> Response:
     engine, served_name = request.dependencies.engine, request.dependencies.served_model_name
@@ -108,29 +141,68 @@ async def show_engines(request: Operator) -> Response:
     return respond(ApiResponse(200, EnginesDocument(model=model, engines=engines)))
 
 
+@router.post(
+    "/engines",
+    status_code=202,
+    responses=documented(409, 422, response=EngineDocument, status=202),
+    openapi_extra=described(NewEngine, optional_body=True, repeatable=True),
+)
+async def add_engine(
+    request: Operator, body: Annotated[NewEngine, request_model(NewEngine, optional=True)]
+) -> Response:
+    return await request.run(_added, request.dependencies.engine, body)
+
+
+@router.post(
+    "/engines/{number}/drain",
+    status_code=202,
+    responses=documented(409, 422, response=EngineDocument, status=202),
+    openapi_extra=described(EngineDrain, optional_body=True, repeatable=True),
+)
+async def drain_engine(
+    request: Operator, number: str, body: Annotated[EngineDrain, request_model(EngineDrain, optional=True)]
+) -> Response:
+    return await request.run(_drained, request.dependencies.engine, engine_number(number), body)
+
+
+def engine_number(text: str) -> int:
+    """Parse the number of a path. Raises `EngineNotFound`."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_ENGINE))):
+        raise EngineNotFound(f"There is no engine {text[:40]}.")
+    return int(text)
+
+
+async def _added(uow: UnitOfWork, engine: EngineClient, body: NewEngine) -> EngineDocument:
+    return await _one(engine, await use_cases.add(uow, engine, body.address, body.replaces))
+
+
+async def _drained(uow: UnitOfWork, engine: EngineClient, number: int, body: EngineDrain) -> EngineDocument:
+    return await _one(engine, await use_cases.drain(uow, engine, number, body.grace_s, force=body.force))
+
+
+async def _one(engine: EngineClient, number: int) -> EngineDocument:
+    states = await engine_states(engine, datetime.now(UTC))
+    return _document(next(state for state in states if state.number == number), engine.info().block_size)
+
+
 async def engines_of(engine: EngineClient, block_size: int) -> list[EngineDocument]:
     """Describe every engine of a pool by its newest snapshot, or the single engine by its current state."""
-    if isinstance(engine, EnginePool):
-        return [
-            document(each.last_stats if each.connected else None, block_size, each.restarts, each.failure)
-            for each in engine.observed().values()
-        ]
-    try:
-        return [document(await engine.stats(), block_size)]
-    except EngineUnavailable as error:
-        return [document(None, block_size, failure=str(error))]
+    return [_document(state, block_size) for state in await engine_states(engine, datetime.now(UTC))]
 
 
-def document(
-    stats: EngineStats | None, block_size: int, restarts: int = 0, failure: str | None = None
-) -> EngineDocument:
-    """Describe an engine by its statistics; None while it does not respond."""
+def _document(state: EngineState, block_size: int) -> EngineDocument:
+    stats = state.stats if state.connected else None
     given = None if stats is None else {**msgspec.structs.asdict(stats), "block_size": block_size}
     return EngineDocument(
-        connected=stats is not None,
-        draining=stats is not None and stats.draining,
-        restarts=restarts,
-        failure=failure,
+        number=state.number,
+        address=state.address,
+        device=state.device,
+        state=state.state,
+        open_requests=state.open_requests,
+        connected=state.connected,
+        draining=state.state == "draining",
+        restarts=state.restarts,
+        failure=state.failure,
         residency=None if given is None else Residency.model_validate({"device": given, "host": given}),
         queues=None if given is None else Queues.model_validate(given),
         kv=None if given is None else KvCache.model_validate(given),

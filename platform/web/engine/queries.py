@@ -8,7 +8,7 @@ compared counters with the ledger; reading it compares nothing.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -16,21 +16,29 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.messages import EngineStats, TenantSteps
-from loraplex.platform.engines.pool import EnginePool, ObservedEngine
+from loraplex.platform.engines.pool import EnginePool, ObservedEngine, takes_requests
 from loraplex.tenants.accounts.tenants import living_ids, names_of, weights_of
 from loraplex.tenants.admission.counter_drift import DriftFinding, DriftLog
 from loraplex.tenants.counters.counter_replies import PeriodUse
 from loraplex.tenants.registry.versions import names_by_digest
 
+EngineStateName: TypeAlias = Literal["starting", "up", "draining", "down"]
+"""`starting`: it has never answered this gateway."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """One engine, by its place in the settings. `stats`: its newest numbers, which it sent at `known_at`; None before the first.
+    """One engine, by its number. `stats`: its newest numbers, which it sent at `known_at`; None before the first.
 
-    `failure`: why it does not run, if that is known. `silent_s`: seconds since it was heard.
+    `failure`: why it does not run, if that is known. `silent_s`: seconds since it was heard. `device`: what it has for itself, if
+    this server started it. `open_requests`: those of this gateway.
     """
 
     number: int
+    address: str | None
+    device: str | None
+    state: EngineStateName
+    open_requests: int
     connected: bool
     restarts: int
     failure: str | None
@@ -50,7 +58,7 @@ class DriftRow(NamedTuple):
 async def engine_states(engine: EngineClient, now: datetime) -> tuple[EngineState, ...]:
     """Describe every engine of a pool by its newest snapshot, or the single engine by its current state."""
     if isinstance(engine, EnginePool):
-        return tuple(_state(number + 1, each) for number, each in engine.observed().items())
+        return tuple(_state(number, each) for number, each in engine.observed().items())
     stats, failure = None, None
     try:
         stats = await engine.stats()
@@ -58,7 +66,11 @@ async def engine_states(engine: EngineClient, now: datetime) -> tuple[EngineStat
         failure = str(error)
     return (
         EngineState(
-            number=1,
+            number=0,
+            address=None,
+            device=None,
+            state="up" if stats is not None else "down",
+            open_requests=0 if stats is None else stats.running + stats.waiting,
             connected=stats is not None,
             restarts=0,
             failure=failure,
@@ -72,6 +84,10 @@ async def engine_states(engine: EngineClient, now: datetime) -> tuple[EngineStat
 def _state(number: int, engine: ObservedEngine) -> EngineState:
     return EngineState(
         number=number,
+        address=engine.address or None,
+        device=engine.device,
+        state=_state_name(engine),
+        open_requests=engine.open_requests,
         connected=engine.connected,
         restarts=engine.restarts,
         failure=engine.failure,
@@ -79,6 +95,12 @@ def _state(number: int, engine: ObservedEngine) -> EngineState:
         known_at=engine.known_at,
         silent_s=engine.silent_for(),
     )
+
+
+def _state_name(engine: ObservedEngine) -> EngineStateName:
+    if engine.connected:
+        return "up" if takes_requests(engine) else "draining"
+    return "starting" if engine.known_at is None and engine.failure is None else "down"
 
 
 async def adapter_names(session: AsyncSession, states: Sequence[EngineState]) -> Mapping[str, str]:

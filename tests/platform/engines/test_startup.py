@@ -19,15 +19,14 @@ from loraplex.engine.fake_engine import FakeScript, Fault
 from loraplex.engine.messages import AdapterRef, EngineRequest, Failed, Finished
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.config import Settings, load_settings
-from loraplex.platform.engines import wire
+from loraplex.platform.engines import engine_places, wire
 from loraplex.platform.engines.engine_config import engine_config
+from loraplex.platform.engines.engine_places import EnginePlace
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.engines.process import MODULE, EngineProcess, EngineProcessOptions
 from loraplex.platform.engines.startup import own_address, socket_folder, start_engines
 from loraplex.platform.engines.supervised_engines import SupervisedEngines
 from loraplex.platform.errors import EngineNotAdded
-from loraplex.platform.processes import engine_places
-from loraplex.platform.processes.engine_places import EnginePlace
 
 
 def ended_process() -> int:

@@ -105,6 +105,8 @@ SCOPES: Final = {
     "POST /operator/v1/invoices/{invoice_id}/void": OPERATOR,
     "GET /operator/v1/engine": OPERATOR,
     "GET /operator/v1/engine/adapters": OPERATOR,
+    "POST /operator/v1/engines": OPERATOR,
+    "POST /operator/v1/engines/{number}/drain": OPERATOR,
     "GET /operator/v1/audit": OPERATOR,
     "GET /operator/v1/usage": OPERATOR,
     "POST /operator/v1/usage/corrections": OPERATOR,

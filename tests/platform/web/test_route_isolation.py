@@ -56,6 +56,7 @@ class Case:
 
 
 IF_MATCH = {"if-match": '"1"'}
+OF_NO_TENANT = {"POST /operator/v1/engines/{number}/drain"}
 # What ends an object comes last, so that every case finds its own.
 CASES: Mapping[str, Case] = {
     "GET /v1/models/{name:path}": Case(),
@@ -185,7 +186,7 @@ def words(response: httpx.Response, ids: Mapping[str, str]) -> tuple[int, str]:
 async def test_resources_of_another_tenant_do_not_exist(start_gateway: Any, database: Database) -> None:
     gateway = await start_gateway()
     with_ids = {route for route in routes_of(gateway.app) if "{" in route}
-    assert with_ids == CASES.keys()
+    assert with_ids - OF_NO_TENANT == CASES.keys()
     world = await make_world(gateway, database)
     async with in_process(gateway.app) as client:
         for route in CASES:

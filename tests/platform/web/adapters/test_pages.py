@@ -169,12 +169,12 @@ async def test_residency_says_what_the_first_request_waits(console: Console, sig
         "v2 disk · not used in 24 hours, first token +1.10 s",
         "v1 device · not used in 24 hours",
     ]
-    assert "Now engine 1 refuses it." in page.text
+    assert "Now engine 0 refuses it." in page.text
     assert "from openai import OpenAI" in page.find("#use-it-python").text()
     assert page.texts("#of-2 a")[:3] == ["Report", "Compare with…", "Move production here…"]
     assert "Move production here…" not in page.texts("#of-1 a")
     report = await browser.get(f"{PIRATE}/versions/3/report")
-    assert "Now engine 1 refuses it." in " ".join(Page(report).tree.text().split())
+    assert "Now engine 0 refuses it." in " ".join(Page(report).tree.text().split())
 
 
 async def test_an_adapter_is_created_and_then_uploaded_to(console: Console, signed_in: SignedIn) -> None:

@@ -135,6 +135,7 @@ async def one_of_everything(database: Database, tenant_id: UUID, user_id: str) -
         "key_id": key_id,
         "name": "adapter-1",
         "version": "1",
+        "number": "0",
         "alias": "production",
         "tenant_id": str(tenant_id),
         "webhook_id": str(endpoint_id),

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from tests.platform.engines.managed_engine import Managed
 from tests.platform.web.browser import Console, Page, SignedIn
+from tests.platform.web.engine.test_operator_routes import Fleet
 from tests.tenants.invoices.billed_tenant import bill, now
 
 from loraplex.adapters.errors import BlobStoreUnavailable
@@ -62,7 +63,7 @@ async def test_usage_with_price_cost_and_margin(console: Console, signed_in: Sig
 async def test_engines_with_their_last_numbers(console: Console, signed_in: SignedIn) -> None:
     browser, path = await signed_in("operator"), f"{AREA}/engine"
     single = await browser.page(path)
-    assert single.texts("h2") == ["Engine 1 up"] and single.find("#engines").attributes["hx-get"] == path
+    assert single.texts("h2") == ["Engine 0 up"] and single.find("#engines").attributes["hx-get"] == path
     lost, new = Managed(), Managed()
     lost.connected, lost.failure = False, "it <b>keeps</b> failing"
     lost.known_at = now()
@@ -81,7 +82,7 @@ async def test_engines_with_their_last_numbers(console: Console, signed_in: Sign
     new.connected = False
     given(console, engine=EnginePool([lost, new]))
     page = await browser.page(path)
-    assert page.texts("h2") == ["Engine 1 down", "Engine 2 down"] and not page.all("main b b")
+    assert page.texts("h2") == ["Engine 0 down", "Engine 1 starting"] and not page.all("main b b")
     assert "it <b>keeps</b> failing. These are its last numbers" in page.text
     assert "It has sent no numbers yet." in page.text
     assert "4 referenced, 3 cached, 3 free" in page.text and "1 MiB of 4 MiB" in page.text
@@ -184,3 +185,25 @@ async def test_a_part_that_is_away_is_named_with_its_error(
     health.draining = True
     part = await browser.get(path, **{"hx-request": "true"})
     assert "Not ready: the server is shutting down." in part.text and "<main" not in part.text
+
+
+async def test_an_operator_adds_and_drains_engines(console: Console, signed_in: SignedIn) -> None:
+    browser, path = await signed_in("operator"), f"{AREA}/engine"
+    assert not (await browser.page(path)).all(f'a[href="{path}/add"]')
+    pool = EnginePool([Managed(), Managed()])
+    pool.fleet = fleet = Fleet(pool)
+    given(console, engine=pool)
+    page = await browser.page(path)
+    assert page.find(f'a[href="{path}/add"]') and page.find(f'a[href="{path}/1/drain"]')
+    answer = await browser.submit(f"{path}/add", f"{path}/add", {"address": ""})
+    assert answer.status_code == 303 and sorted(pool.engines) == [0, 1, 2]
+    refused = await browser.submit(f"{path}/add", f"{path}/add", {"address": "ipc:///taken"})
+    assert refused.status_code == 422 and "It is attached already" in Page(refused).text
+    assert "Drain engine 1?" in (await browser.page(f"{path}/1/drain")).text
+    answer = await browser.submit(f"{path}/1/drain", f"{path}/1/drain", {})
+    assert answer.status_code == 303 and fleet.drained == [(1, None)]
+    page = await browser.page(path)
+    assert page.texts("h2") == ["Engine 0 up", "Engine 1 draining", "Engine 2 starting"]
+    refused = await browser.submit(f"{path}/0/drain", f"{path}/0/drain", {})
+    assert refused.status_code == 422 and "No other engine takes requests" in Page(refused).text
+    assert (await browser.get(f"{path}/x/drain")).status_code == 404

@@ -153,7 +153,7 @@ async def test_an_engine_that_does_not_answer_keeps_its_last_numbers(database: D
     lost.connected, lost.failure = False, "it keeps failing"
     lost.known_stats, lost.known_at = EngineStats(running=3, resident_adapters=["a" * 64]), NOW
     states = await engine.engine_states(EnginePool([lost, Managed()]), NOW)
-    assert [(each.number, each.connected) for each in states] == [(1, False), (2, True)]
+    assert [(each.number, each.connected) for each in states] == [(0, False), (1, True)]
     assert states[0].stats is not None and (states[0].stats.running, states[0].known_at) == (3, NOW)
     async with database.as_operator() as session:
         assert await engine.adapter_names(session, states) == {}

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from loraplex.platform.processes import engine_places
-from loraplex.platform.processes.engine_places import (
+from loraplex.platform.engines import engine_places
+from loraplex.platform.engines.engine_places import (
     EnginePlace,
     core_places,
     physical_cores,
     visible_gpus,
 )
-from loraplex.platform.processes.engine_places import (
+from loraplex.platform.engines.engine_places import (
     engine_places as places_of,
 )
 from loraplex.platform.startup_errors import SettingsError

@@ -1,0 +1,62 @@
+"""The server that a command calls over HTTP. Invariant: no error quotes the key, and none is sent to an address with another one."""
+
+import ipaddress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import httpx
+import typer
+
+from loraplex.platform.startup_errors import SettingsError
+from loraplex.tenants.api_keys.key_format import parse_key
+from loraplex.tenants.errors import MalformedKey
+
+TIMEOUT_S: Final = 120.0
+"""Completing an upload assembles all its parts."""
+
+
+def read_key(key: str) -> str:
+    """Return the key; `-` reads it from standard input, since arguments are visible to other users of the machine."""
+    return typer.get_text_stream("stdin").readline().strip() if key == "-" else key
+
+
+@asynccontextmanager
+async def open_server(url: str, key: str, plane: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Open a client of a plane, such as `tenant/v1`, of the server at `url`. Raises `SettingsError` for an address or key that is none."""
+    try:
+        address = httpx.URL(f"{url.rstrip('/')}/{plane}/")
+    except httpx.InvalidURL as error:
+        raise SettingsError(f"--url {url}: {error}") from error
+    if address.scheme not in ("http", "https") or not address.host:
+        raise SettingsError(f"--url {url}: must be like https://host:8000")
+    if address.userinfo:
+        # It would replace the key, and error messages name the address.
+        raise SettingsError("--url: must contain no user or password; the key is given with --key")
+    try:
+        parse_key(key)
+    except MalformedKey as error:
+        # The HTTP client would quote the whole key in its error.
+        raise SettingsError(f"--key: {error}") from error
+    if address.scheme == "http" and not _is_this_machine(address.host):
+        typer.echo(
+            f"--url {url}: the key is sent without TLS; use https outside of a trusted network", err=True
+        )
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=address, headers=headers, timeout=TIMEOUT_S) as client:
+        yield client
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def problem_of(response: httpx.Response) -> str:
+    """The message of an error response."""
+    try:
+        return f"HTTP {response.status_code}: {response.json()['error']['message']}"
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {response.status_code}"
