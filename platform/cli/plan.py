@@ -16,6 +16,7 @@ from loraplex.engine.errors import EngineError
 from loraplex.engine.lora.page_geometry import MAX_RANK
 from loraplex.engine.models.config import ModelConfig
 from loraplex.platform.cli.command_context import exit_codes
+from loraplex.platform.cli.plan_adapters import AdapterDemand, adapter_tiers
 from loraplex.platform.cli.plan_cost import cost_document, cost_lines, measured
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.engines.engine_config import engine_config
@@ -46,6 +47,20 @@ def plan_command(
         int | None, typer.Option(min=1, help="Tokens per row for the number of rows; by default the longest.")
     ] = None,
     rank: Annotated[int, typer.Option(min=1, max=MAX_RANK, help="Rank of the adapters to count.")] = 16,
+    adapters: Annotated[
+        int | None,
+        typer.Option(min=1, max=10**7, help="Registered adapters: adds their tiers and hit rates."),
+    ] = None,
+    engines: Annotated[int, typer.Option(min=1, max=1024, help="Engines that serve them.")] = 1,
+    adapters_in_use: Annotated[
+        int | None, typer.Option(min=1, help="Adapters that are asked for; by default all.")
+    ] = None,
+    zipf: Annotated[
+        float, typer.Option(min=0, max=4, help="Popularity: the adapter of rank i is asked for as i^-ZIPF.")
+    ] = 1.0,
+    requests_per_second: Annotated[
+        float | None, typer.Option(min=0, help="Of all adapters: adds loads and reads per second.")
+    ] = None,
     price_per_hour: Annotated[
         str | None,
         typer.Option(help="What the machine costs per hour, such as 2.49: adds the cost of tokens."),
@@ -75,13 +90,25 @@ def plan_command(
         settings = load_settings(flags, config)
         engine, described = _model(settings)
         plan = _plan(described, engine, _machine(engine, described, device_memory), Workload(context, rank))
+        tiers = None
+        if adapters is not None:
+            demand = AdapterDemand(
+                adapters=adapters,
+                engines=engines,
+                in_use=adapters_in_use,
+                zipf=zipf,
+                requests_per_second=requests_per_second,
+            )
+            tiers = adapter_tiers(plan, engine.lora.host_max_bytes // engines, demand)
         cost = _cost(price_per_hour, currency, tokens_per_second, bench_result)
     advice = memory_advice(described, engine, plan)
     if as_json:
-        typer.echo(json.dumps(worksheet_document(plan, advice) | ({} if cost is None else {"cost": cost})))
+        parts = {"adapter_tiers": tiers and tiers.document(), "cost": cost}
+        given = {name: part for name, part in parts.items() if part is not None}
+        typer.echo(json.dumps(worksheet_document(plan, advice) | given))
     else:
         _print(plan, advice)
-        for line in [] if cost is None else cost_lines(cost):
+        for line in [*([] if tiers is None else tiers.lines()), *([] if cost is None else cost_lines(cost))]:
             typer.echo(line)
     raise typer.Exit(0 if plan.fits else 1)
 
