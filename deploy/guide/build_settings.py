@@ -64,7 +64,8 @@ NOTES: Final = {
 """,
     "data_dir": """## Processes and stores
 
-- An engine listens on one socket, such as `ipc:///run/engine.sock`; a gateway connects to one or more.
+- An engine listens on one socket, such as `ipc:///run/engine.sock`; a gateway connects to one or more, or to all that match a
+  pattern such as `ipc:///run/loraplex/engine/*.sock`, as they come and go. [Several engines](several-engines.md).
 - `ray://APP`: the replicas of this Ray Serve application are the engines (extra `ray`, see [Ray](../ray/README.md)).
 """,
     "blob_store": """## Storage of adapters

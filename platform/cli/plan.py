@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,26 +91,16 @@ def plan_command(
         settings = load_settings(flags, config)
         engine, described = _model(settings)
         plan = _plan(described, engine, _machine(engine, described, device_memory), Workload(context, rank))
-        tiers = None
-        if adapters is not None:
-            demand = AdapterDemand(
-                adapters=adapters,
-                engines=engines,
-                in_use=adapters_in_use,
-                zipf=zipf,
-                requests_per_second=requests_per_second,
-            )
-            tiers = adapter_tiers(plan, engine.lora.host_max_bytes // engines, demand)
+        demand = AdapterDemand(adapters or 0, engines, adapters_in_use, zipf, requests_per_second)
+        tiers = adapter_tiers(plan, engine.lora.host_max_bytes // engines, demand) if adapters else None
         cost = _cost(price_per_hour, currency, tokens_per_second, bench_result)
     advice = memory_advice(described, engine, plan)
     if as_json:
-        parts = {"adapter_tiers": tiers and tiers.document(), "cost": cost}
+        parts = {"adapter_tiers": tiers and asdict(tiers), "cost": cost}
         given = {name: part for name, part in parts.items() if part is not None}
         typer.echo(json.dumps(worksheet_document(plan, advice) | given))
     else:
-        _print(plan, advice)
-        for line in [*([] if tiers is None else tiers.lines()), *([] if cost is None else cost_lines(cost))]:
-            typer.echo(line)
+        _print(plan, advice, [*(tiers.lines() if tiers else ()), *(cost_lines(cost) if cost else ())])
     raise typer.Exit(0 if plan.fits else 1)
 
 
@@ -171,10 +162,12 @@ def parse_size(text: str) -> int:
     return size
 
 
-def _print(plan: MemoryPlan, advice: list[Advice]) -> None:
+def _print(plan: MemoryPlan, advice: list[Advice], lines: list[str]) -> None:
     console = Console(soft_wrap=True)
     console.print(worksheet_table(plan))
     if not plan.fits:
         console.print("\nIt does not fit. What would change that:", style="red")
     for each in advice:
         console.print(f"- {each.text}", markup=False, highlight=False)
+    for line in lines:
+        typer.echo(line)

@@ -4,7 +4,7 @@ Requests come to the adapter of rank i with a probability of i ** -s (Zipf), ind
 used (Che, Tung and Wang, IEEE JSAC 2002). Each adapter has one home, so that the memories of the engines add up.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from loraplex.engine.capacity.memory_plan import MemoryPlan
 from loraplex.platform.startup_errors import SettingsError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AdapterDemand:
     """`in_use` of `adapters` are asked for, `requests_per_second` in all; `zipf` 0: all equally often."""
 
@@ -42,10 +42,6 @@ class AdapterTiers:
     memory_hit_rate: float
     loads_per_second: float | None
     disk_reads_per_second: float | None
-
-    def document(self) -> dict[str, object]:
-        """The tiers for `--json`."""
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """The tiers for people."""

@@ -11,9 +11,9 @@ import yaml
 
 KUBERNETES: Final = Path(__file__).parents[2] / "deploy" / "kubernetes"
 RELEASES: Final = ("1.30", "1.34", "1.37")
-RENDERED: Final = ("overlays/cpu", "overlays/cuda", "migrate")
+RENDERED: Final = ("overlays/cpu", "overlays/cuda", "overlays/four-engines", "migrate")
 KUBECTL: Final = shutil.which("kubectl")
-NOT_OBJECTS: Final = ("kustomization.yaml", "engine.yaml", "prometheus_adapter.yaml")
+NOT_OBJECTS: Final = ("kustomization.yaml", "engine.yaml", "engines.yaml", "prometheus_adapter.yaml")
 
 
 def documents(text: str) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from loraplex.tenants.database import ROLES
 COMPOSE = DEPLOY / "compose"
 OWN = ("engine", "gateway-1", "gateway-2", "migrate")
 SERVICES = services()
+HARDENED = ("read_only", "cap_drop", "security_opt", "init", "tmpfs", "stop_grace_period", "pids_limit")
 
 
 @pytest.fixture(scope="session")
@@ -32,11 +34,36 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["compose.yaml", "compose.cuda.yaml"])
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.cuda.yaml", "compose.engines.yaml"])
 def test_the_file_is_valid_by_the_specification(name: str) -> None:
     merged = yaml.safe_load(interpolated(name, LORAPLEX_MODEL="/models/tiny"))
     parsed = PyCompose.from_yaml(yaml.safe_dump(merged))
     assert "engine" in parsed.service_names()
+
+
+def test_four_engines_have_a_gpu_and_a_socket_each_and_the_gateways_attach_them_all() -> None:
+    found = yaml.safe_load(interpolated("compose.engines.yaml", LORAPLEX_MODEL="/models/tiny"))["services"]
+    engines = {name: service for name, service in found.items() if name.startswith("engine")}
+    sockets = {service["command"][4] for service in engines.values()}
+    assert sockets == {f"ipc:///run/loraplex/engine/{number}.sock" for number in range(4)}
+    for service in engines.values():
+        require_command(service["command"])
+        assert service["command"][4].removeprefix("ipc://") in service["healthcheck"]["test"][-1]
+        assert {name: service[name] for name in HARDENED} == {
+            name: SERVICES["engine"][name] for name in HARDENED
+        }
+        assert service["volumes"] == SERVICES["engine"]["volumes"]
+        for variable in service["environment"]:
+            require_setting_variable(variable)
+    devices = [
+        device["device_ids"]
+        for service in engines.values()
+        for device in service["deploy"]["resources"]["reservations"]["devices"]
+    ]
+    assert devices == [["0"], ["1"], ["2"], ["3"]]
+    for name in ("gateway-1", "gateway-2"):
+        require_command(found[name]["command"])
+        assert all(fnmatch(each, found[name]["command"][4]) for each in sockets)
 
 
 @pytest.mark.parametrize("name", SERVICES)

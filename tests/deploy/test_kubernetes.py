@@ -1,6 +1,7 @@
 """The Kubernetes manifests: valid by the schemas of several releases, restricted, and consistent with the program and each other."""
 
 import tomllib
+from fnmatch import fnmatch
 from typing import Any
 
 import kubernetes_validate
@@ -88,6 +89,25 @@ def test_only_the_engine_gets_the_gpu() -> None:
     }
     assert with_gpu == {"engine"}
     assert "-cuda" in container_image(workload)
+
+
+@needs_kubectl
+def test_four_engines_have_a_gpu_and_a_socket_each_and_the_gateway_attaches_them_all() -> None:
+    (workload,) = of_kind(rendered("overlays/four-engines"), "StatefulSet")
+    pod = pod_template(workload)["spec"]
+    engines = [each for each in pod["initContainers"] if each["name"].startswith("engine")]
+    sockets = {each["args"][each["args"].index("--engine") + 1] for each in engines}
+    assert sockets == {f"ipc:///run/loraplex/engine/{number}.sock" for number in range(4)}
+    (first,) = (each for each in engines if each["name"] == "engine")
+    for each in engines:
+        require_command(each["args"])
+        assert each["resources"]["limits"]["nvidia.com/gpu"] == 1 and each["restartPolicy"] == "Always"
+        for shared in ("image", "securityContext", "volumeMounts", "env", "envFrom", "resources"):
+            assert each[shared] == first[shared], (each["name"], shared)
+    (gateway,) = pod["containers"]
+    require_command(gateway["args"])
+    pattern = gateway["args"][gateway["args"].index("--engine") + 1]
+    assert all(fnmatch(each, pattern) for each in sockets)
 
 
 def container_image(workload: dict[str, Any]) -> str:

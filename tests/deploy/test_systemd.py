@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -90,3 +91,16 @@ def test_the_example_of_the_settings_is_valid() -> None:
     # The console answers by this name alone.
     site = (UNITS.parent / "nginx" / "loraplex.conf").read_text()
     assert f"server_name {urlsplit(settings['public_url']).hostname};" in site
+
+
+def test_an_instance_of_the_engine_has_the_gpu_and_the_socket_of_its_number() -> None:
+    engine = unit(UNITS / "loraplex-engine@.service")["Service"]
+    assert engine["Environment"] == "CUDA_VISIBLE_DEVICES=%i"
+    socket = engine["ExecStart"].rpartition(" ")[2]
+    gateway = unit(UNITS / "loraplex-gateway@.service")["Service"]["ExecStart"].split()
+    pattern = gateway[gateway.index("--engine") + 1]
+    single = unit(UNITS / "loraplex-engine.service")["Service"]["ExecStart"].rpartition(" ")[2]
+    assert fnmatch(socket.replace("%i", "3"), pattern) and fnmatch(single, pattern)
+    # What was drained stays ended.
+    shared = unit(UNITS / "loraplex-.service.d" / "hardening.conf")["Service"]
+    assert shared["Restart"] == "on-failure"
