@@ -29,7 +29,7 @@ from loraplex.platform.engines.placement import replica_state
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.engines.prefix_index import PromptPrefix, prompt_prefixes
 from loraplex.platform.engines.replica_index import ReplicaIndex
-from loraplex.platform.engines.slow_engines import RequestWatch, SlowEngines
+from loraplex.platform.engines.slow_engines import TRIAL_S, RequestWatch, SlowEngines, trial_request
 from loraplex.platform.startup_errors import EngineStartFailed
 
 NO_STATS: Final = EngineStats()
@@ -128,6 +128,7 @@ class EnginePool:
         self._reports: dict[int, EngineStats] = {}
         self.slow_engines = SlowEngines()
         self.demand = Demand()
+        self._trials: dict[int, asyncio.Task[None]] = {}
 
     @property
     def engines(self) -> Mapping[int, ManagedEngine]:
@@ -240,6 +241,9 @@ class EnginePool:
         taking = {number for number, engine in self._engines.items() if takes_requests(engine)}
         if self.slow_engines.review(taking):
             self._reports.clear()
+            for number in taking:
+                if not self.slow_engines.share(number) and number not in self._trials:
+                    self._trials[number] = asyncio.create_task(self._try(number, self._engines[number]))
         usable = {number for number in taking if self.slow_engines.share(number)} or taking
         for number in self._engines:
             if number not in usable:
@@ -252,6 +256,17 @@ class EnginePool:
                 state = replica_state(str(number), stats, stats.running + stats.waiting)
                 state.capacity = max(1, round(state.capacity * (self.slow_engines.share(number) or 1.0)))
                 self._index.update(state)
+
+    async def _try(self, number: int, engine: ManagedEngine) -> None:
+        """Send trials to an engine that gets no requests, until it has recovered or left."""
+        while not self.slow_engines.share(number) and self._engines.get(number) is engine:
+            with suppress(EngineUnavailable):
+                trial = trial_request(engine.info().vocab_size)
+                watch = self.slow_engines.watch(number, trial)
+                async for event in engine.submit(trial):
+                    watch.see(event)
+            await asyncio.sleep(TRIAL_S)
+        del self._trials[number]
 
     def home(self, namespace: bytes, adapter: AdapterRef | None) -> ManagedEngine:
         """The engine that the next request of an adapter, or of a tenant for the base model, goes to.
@@ -310,6 +325,8 @@ class EnginePool:
 
     async def drain(self) -> None:
         """See `EngineClient.drain`."""
+        for trial in self._trials.values():
+            trial.cancel()
         await asyncio.gather(*(engine.drain() for engine in self._engines.values()))
 
     def fail_open(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Which engines of a pool are slower than their fellows (gray failure): they get fewer requests, then none, and come back.
+"""Which engines of a pool are slower than their fellows (gray failure): they get fewer requests, then trials alone, and come back.
 
 Invariants: at most half of the engines have less than a whole share. Only reviews in a row change one, and what a request waits for
 its own adapter or grammar is no fault of its engine.
@@ -8,12 +8,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from random import randrange
 from statistics import median
 from typing import Final
+from uuid import uuid4
 
 import structlog
 
 from loraplex.engine.messages import Delta, EngineRequest, Event, Started
+from loraplex.engine.sampling_params import SamplingParams
 
 REVIEW_S: Final = 5.0
 MEMORY_S: Final = 30.0
@@ -22,16 +25,18 @@ REVIEWS: Final = 3
 MIN_SAMPLES: Final = 5
 SLOW: Final = 2.0
 """From so many times the median of its fellows on, an engine is slow."""
+RECOVERED: Final = 1.25
+"""Below it an engine without requests has recovered: it has trials alone, and its fellows have all the load."""
 REDUCED_SHARE: Final = 0.25
-EJECTED_S: Final = 30.0
-MAX_EJECTED_S: Final = 600.0
-"""How long an engine gets nothing: `EJECTED_S`, then twice as long each time, up to this."""
+TRIAL_S: Final = 2.0
+TRIAL_PROMPT: Final = 64
 MIN_FIRST_S: Final = 0.05
 MIN_GAP_S: Final = 0.005
 """Smaller differences of the time to a first token and between tokens are noise."""
 SHORT_PROMPT: Final = 256
 """Tokens. A prompt of so many computed ones counts for two of none: what does not grow with a prompt takes about as long."""
 GAP_TOKENS: Final = 16
+NAMESPACE_BYTES: Final = 32
 LOG: Final = structlog.get_logger("loraplex.slow_engines")
 
 
@@ -45,8 +50,6 @@ class _Pace:
     reviews: int = 0
     share: float = 1.0
     slowness: float = 1.0
-    ejections: int = 0
-    back_at: float = 0.0
 
 
 class SlowEngines:
@@ -81,12 +84,10 @@ class SlowEngines:
         before = {number: pace.share for number, pace in self._paces.items()}
         firsts, gaps = self._medians("firsts", now), self._medians("gaps", now)
         for number, pace in self._paces.items():
-            if pace.share == 0.0 and now >= pace.back_at:
-                self._change(number, pace, REDUCED_SHARE)
             ratios = _ratio(number, firsts, MIN_FIRST_S), _ratio(number, gaps, MIN_GAP_S)
             known = [each for each in ratios if each is not None]
-            if known and pace.share:
-                self._judge(number, pace, max(known), now)
+            if known:
+                self._judge(number, pace, max(known))
         return before != {number: pace.share for number, pace in self._paces.items()}
 
     def _medians(self, measure: str, now: float) -> dict[int, float]:
@@ -98,8 +99,8 @@ class SlowEngines:
                 found[number] = median(samples)
         return found
 
-    def _judge(self, number: int, pace: _Pace, slowness: float, now: float) -> None:
-        is_slow = slowness >= SLOW
+    def _judge(self, number: int, pace: _Pace, slowness: float) -> None:
+        is_slow = slowness >= (SLOW if pace.share else RECOVERED)
         pace.reviews = pace.reviews + 1 if is_slow == pace.is_slow else 1
         pace.is_slow, pace.slowness = is_slow, slowness
         if pace.reviews < REVIEWS:
@@ -108,13 +109,10 @@ class SlowEngines:
             reduced = sum(each.share < 1.0 for each in self._paces.values())
             if 2 * (reduced + 1) <= len(self._paces):
                 self._change(number, pace, REDUCED_SHARE)
-        elif is_slow:
-            pace.back_at = now + min(EJECTED_S * 2.0**pace.ejections, MAX_EJECTED_S)
-            pace.ejections += 1
+        elif is_slow and pace.share:
             self._change(number, pace, 0.0)
-        elif pace.share < 1.0:
-            pace.ejections = 0
-            self._change(number, pace, 1.0)
+        elif not is_slow and pace.share < 1.0:
+            self._change(number, pace, 1.0 if pace.share else REDUCED_SHARE)
 
     def _change(self, number: int, pace: _Pace, share: float) -> None:
         """Set a share, and begin to measure anew."""
@@ -123,6 +121,17 @@ class SlowEngines:
         pace.gaps.clear()
         write = LOG.info if share == 1.0 else LOG.warning
         write("engine's share changed", engine=number, share=share, slowness=round(pace.slowness, 2))
+
+
+def trial_request(vocab_size: int) -> EngineRequest:
+    """A short request of no tenant to an engine that gets none of tenants, with a prompt that no cache has."""
+    return EngineRequest(
+        request_id=f"trial-{uuid4().hex}",
+        namespace=bytes(NAMESPACE_BYTES),
+        prompt_token_ids=[randrange(vocab_size) for _ in range(TRIAL_PROMPT)],
+        sampling=SamplingParams(max_tokens=2 * GAP_TOKENS + 1, ignore_eos=True, seed=0),
+        total_timeout_s=MEMORY_S,
+    )
 
 
 class RequestWatch:

@@ -19,6 +19,7 @@ from loraplex.engine.messages import (
     Started,
 )
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.platform.engines import pool as pool_module
 from loraplex.platform.engines.pool import NO_STATS, EnginePool, ManagedEngine
 from loraplex.platform.startup_errors import EngineStartFailed
 
@@ -264,7 +265,10 @@ async def test_a_slow_engine_gets_its_share_and_all_where_it_is_alone(
         streams = [pool.submit(request(f"t{i}")) for i in range(200)]
         for stream in streams:
             await anext(stream)
-        counts = [len(engine.requests) for engine in engines]
+        tenants = [
+            [r for r in engine.requests if not r.request_id.startswith("trial-")] for engine in engines
+        ]
+        counts = [len(requests) for requests in tenants]
         for stream in streams:
             await stream.aclose()  # type: ignore[attr-defined]
         return counts
@@ -278,3 +282,32 @@ async def test_a_slow_engine_gets_its_share_and_all_where_it_is_alone(
     for engine in engines[1:]:
         engine.connected = False
     assert (await served())[0] == 200
+
+
+async def test_an_engine_without_requests_has_trials_until_it_has_recovered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_module, "TRIAL_S", 0.01)
+    engines = [Managed(), Managed()]
+    pool, shares = EnginePool(engines), {0: 0.0}
+    monkeypatch.setattr(pool.slow_engines, "share", lambda number: shares.get(number, 1.0))
+    monkeypatch.setattr(pool.slow_engines, "review", lambda numbers: True)
+    for name in ("a", "b"):
+        assert [event async for event in pool.submit(request(name))]
+    async with asyncio.timeout(10):
+        while len(engines[0].requests) < 3:
+            await asyncio.sleep(0.01)
+    assert all(each.request_id.startswith("trial-") for each in engines[0].requests)
+    assert {each.request_id for each in engines[1].requests} == {"a", "b"}
+    shares[0] = 0.25
+    await asyncio.sleep(0.05)
+    served = len(engines[0].requests)
+    await asyncio.sleep(0.05)
+    assert len(engines[0].requests) == served
+    shares[0] = 0.0
+    assert [event async for event in pool.submit(request("c"))]
+    await pool.drain()
+    await asyncio.sleep(0.05)
+    served = len(engines[0].requests)
+    await asyncio.sleep(0.05)
+    assert len(engines[0].requests) == served
