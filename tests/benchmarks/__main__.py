@@ -37,6 +37,7 @@ COMMANDS = (
     stores.console,
     installation.ray,
     installation.placement,
+    installation.several_engines,
     installation.rolling_upgrade,
     installation.chaos,
     kernels.attention,

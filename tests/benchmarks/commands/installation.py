@@ -58,6 +58,27 @@ def placement(
     run_bench(work, out, as_json)
 
 
+def several_engines(
+    model: Model = None,
+    rates: Annotated[bool, typer.Option(help="Also two engines of the model against one.")] = True,
+    requests: Annotated[int, typer.Option(min=100, help="Of each policy.")] = 4000,
+    rounds: Annotated[int, typer.Option(min=1, help="Of one engine and of two; the median counts.")] = 3,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Four engines with 200 adapters and room for 40 in each, or in all: hits by policy. Tokens of two engines against one."""
+
+    async def work() -> Report:
+        from tests.benchmarks.several_engines import EnginesShape, measure_several_engines
+
+        shapes = [EnginesShape(slots=slots, requests=requests) for slots in (40, 10)]
+        return await measure_several_engines(
+            shapes, resolve_model(model) if rates else None, rounds, print_progress
+        )
+
+    run_bench(work, out, as_json)
+
+
 def rolling_upgrade(
     against: Annotated[str, typer.Option(help="The commit that is replaced.")] = BEFORE,
     streams: Annotated[int, typer.Option(min=1, help="Running all the time.")] = 16,
