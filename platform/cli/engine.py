@@ -76,10 +76,7 @@ async def drain(
             added = await _post(server, "engines", {"address": address, "replaces": number})
             await _ready(server, added)
         drained = await _post(server, f"engines/{number}/drain", {"grace_s": grace_s, "force": force})
-        while (drained := (await _engines(server)).get(number, drained | {"state": "down"}))[
-            "state"
-        ] != "down":
-            await asyncio.sleep(POLL_S)
+        drained = await _ended(server, drained)
     print_document({name: drained[name] for name in COLUMNS}, as_json)
 
 
@@ -106,6 +103,17 @@ async def _ready(server: httpx.AsyncClient, added: dict[str, Any]) -> dict[str, 
             raise RequestFailed(f"engine {number} did not start: see the server's log")
         added = engines[number]
     return added
+
+
+async def _ended(server: httpx.AsyncClient, drained: dict[str, Any]) -> dict[str, Any]:
+    """Wait until an engine has left or is down, or its supervisor has started it again."""
+    before = drained["state"]
+    while (found := (await _engines(server)).get(drained["number"])) is not None:
+        if found["state"] == "down" or (before == "draining" != found["state"]):
+            break
+        before = found["state"]
+        await asyncio.sleep(POLL_S)
+    return found or drained | {"state": "down"}
 
 
 async def _engines(server: httpx.AsyncClient) -> dict[int, dict[str, Any]]:

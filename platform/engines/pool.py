@@ -123,6 +123,7 @@ class EnginePool:
         self._engines = dict(enumerate(engines))
         self.next_number = len(self._engines)
         self._observed = observed
+        self._info: EngineInfo | None = None
         self._owners: dict[str, ManagedEngine] = {}
         self._index = ReplicaIndex(Random())
         self._reports: dict[int, EngineStats] = {}
@@ -144,6 +145,8 @@ class EnginePool:
 
     def remove(self, number: int) -> None:
         """Send an engine nothing any more. Its open requests go on; whoever owns it closes it."""
+        with suppress(EngineUnavailable):
+            self._info = self.info()
         self._engines.pop(number, None)
         self._reports.pop(number, None)
         self._index.remove(str(number))
@@ -153,14 +156,19 @@ class EnginePool:
         return dict(sorted(self._engines.items())) if self._observed is None else self._observed()
 
     def info(self) -> EngineInfo:
-        """The `EngineInfo` of an engine that is ready, or else is described. Raises `EngineUnavailable` while none is."""
+        """The `EngineInfo` of an engine that is ready, or else is described, or of one that has left.
+
+        Raises `EngineUnavailable` before the first.
+        """
         for engine in self._engines.values():
             if engine.connected:
                 return engine.info()
         for engine in self._engines.values():
             with suppress(EngineUnavailable):
                 return engine.info()
-        raise EngineUnavailable("no engine is ready")
+        if self._info is None:
+            raise EngineUnavailable("no engine is ready")
+        return self._info
 
     def require_one_model(self) -> None:
         """Check that all connected engines serve one model. Raises `EngineStartFailed`."""

@@ -35,7 +35,7 @@ SPILL: Final = 1.25
 POINTS: Final = 64
 """Of each engine on the ring."""
 ADAPTER_BYTES: Final = 1 << 20
-TENANTS: Final = 16
+TENANTS: Final = 8
 """Of the two engines of a model, each with one request at a time."""
 REPORT_EACH: Final = 20
 """Requests between two reports of the engines, as there are in a second of a busy gateway."""

@@ -98,7 +98,10 @@ def test_engines_are_added_and_drained_under_load_until_one_is_left(
             assert "add one first" in command(operator, "drain", "3", *here, code=1)
         assert set(statuses) == {200}
         command(operator, "drain", "3", "--force", *here)
+        until(lambda: numbers(operator, *here) == [])
         assert httpx.get(f"{serve.url}/readyz").status_code == 503
+        command(operator, "add", *here)
+        until(lambda: httpx.get(f"{serve.url}/readyz").status_code == 200)
         serve.process.terminate()
         assert serve.process.wait(60) == 0
 

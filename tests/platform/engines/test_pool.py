@@ -172,7 +172,11 @@ async def test_engines_come_and_go_and_keep_their_numbers() -> None:
     pool.remove(number)
     assert number not in pool.observed() and isinstance([event async for event in stream][-1], Finished)
     assert pool.add(Managed()) == 3 and pool.add(engines[number], number) == number
-    assert sorted(pool.observed()) == [0, 1, 2, 3]
+    assert list(pool.observed()) == [0, 1, 2, 3]
+    for number in range(4):
+        pool.remove(number)
+    # What the gateway serves stays known, so that another engine may be added.
+    assert not pool.engines and pool.info() == DEFAULT_INFO
 
 
 async def test_a_prompt_goes_where_its_beginning_went() -> None:
