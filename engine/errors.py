@@ -11,7 +11,7 @@ EngineError
 │   ├── EngineDraining      the engine drains: it takes no request, or ended this one at the end of its grace
 │   ├── PromptQuarantined   engines ended while they ran this prompt of this tenant
 │   └── EngineLost          the engine process ended while it had the request
-│       └── EngineLostTwice the request was submitted once more, and that engine was lost, too
+│       └── EngineLostTwice another engine went on with the request and was lost, too, or may not go on with it
 ├── RequestTimeout          a deadline of the request passed
 ├── NamespaceForgotten      the request's tenant was deleted while it waited or ran
 ├── NonFiniteLogits         this row's logits held NaN or infinity; other rows went on

@@ -159,8 +159,8 @@ class RequestChoices:
 
     @property
     def has_token(self) -> bool:
-        """Whether the first choice has a token; no other one has any before."""
-        return self.sequences[0].first_token_at is not None
+        """Whether a choice has a token here."""
+        return any(sequence.first_token_at is not None for sequence in self.sequences)
 
     def take_siblings(self) -> list[Sequence]:
         """Return the siblings that have not ended; the caller queues them like any other sequence."""

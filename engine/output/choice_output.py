@@ -39,12 +39,6 @@ class ChoiceOutput:
         if is_text:
             self._show(self._detokenizer.push(token_id))
 
-    def replay(self, token_ids: list[int]) -> None:
-        """Take the tokens of a choice that another engine has sent, and their text. They may have ended it by a stop string."""
-        for token_id in token_ids:
-            self.add_token(token_id, None, is_text=True)
-        self.drop_pending()
-
     def drop_pending(self) -> None:
         """Drop the output since the last delta: the client has it."""
         self._token_ids, self._logprobs, self._text = [], [], ""

@@ -80,12 +80,24 @@ class OutputProcessor:
         }
         self._requests[request.request_id] = _Request(request, choices)
         processed = ProcessedOutputs([], [])
-        for choice, received in request.received.items():
-            choices[choice].replay(received)
-            if choices[choice].ended:
-                processed.stopped.append((request.request_id, choice))
-                self._emit(request.request_id, choice, processed.events)
+        try:
+            for choice, received in request.received.items():
+                self._replay(choices[choice], received, sampling)
+                if choices[choice].ended:
+                    processed.stopped.append((request.request_id, choice))
+                    self._emit(request.request_id, choice, processed.events)
+        except Exception as error:
+            _logger.exception("what request %s received cannot be processed", request.request_id)
+            self._fail(self._requests[request.request_id], error, processed)
         return processed
+
+    def _replay(self, choice: ChoiceOutput, received: list[int], sampling: SamplingParams) -> None:
+        """Take tokens that another engine has sent, and their text. They may have ended the choice by a stop string."""
+        for token_id in received[:-1]:
+            choice.add_token(token_id, None, is_text=True)
+        for token_id in received[-1:]:
+            choice.add_token(token_id, None, sampling.ignore_eos or token_id not in self._eos_token_ids)
+        choice.drop_pending()
 
     def drop(self, request_id: str) -> frozenset[int]:
         """Forget an aborted or failed request without further events; return its choices that have not ended. Idempotent."""

@@ -153,8 +153,10 @@ class Scheduler:
             raise
         for sequence in shed:
             self.num_rejections += 1
+            # Its first choice may have ended, of a request that another engine began.
             self.fail(
-                sequence, EngineOverloaded("the queue is full, and this tenant has the most requests in it")
+                self._requests[sequence.request_id].live[0],
+                EngineOverloaded("the queue is full, and this tenant has the most requests in it"),
             )
         arrival = self._clock()
         sequences = new_sequences(request, arrival, self._next_order)
@@ -366,9 +368,9 @@ class Scheduler:
         if not request.admitted:
             request.admitted = True
             self._unstarted.discard(sequence.request)
-            sequence.num_cached_tokens = sequence.num_computed_tokens
+            sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
             self.prefix_cache_queries += sequence.num_prompt_tokens
-            self.prefix_cache_hits += min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+            self.prefix_cache_hits += sequence.num_cached_tokens
         if sequence.admitted_at is None:
             sequence.admitted_at = self._clock()
         if not sequence.num_preemptions:

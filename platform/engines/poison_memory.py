@@ -23,7 +23,7 @@ Work: TypeAlias = EngineRequest | AdapterRef
 """A request, or an adapter that is probed."""
 KINDS: Final[tuple[Kind, ...]] = ("adapter", "grammar", "prompt")
 REMEMBERED_DEATHS: Final = 16
-"""Counted deaths whose requests are known. A request is submitted again at once, so its next death is among the next few."""
+"""Counted deaths whose requests are known: a request that is resumed may be open at another one soon."""
 MAX_DOUBLINGS: Final = 64
 """Bound of an exponent, far beyond the longest refusal."""
 
@@ -145,8 +145,9 @@ class PoisonMemory:
             self._drop_oldest(max(self._tenants, key=lambda each: len(self._tenants[each])))
 
     def _drop_oldest(self, namespace: bytes) -> None:
+        """Drop the oldest prompt, of which a tenant may have any number open, or else the oldest entry."""
         suspects = self._tenants[namespace]
-        suspects.popitem(last=False)
+        del suspects[next((each for each in suspects if each[0] == "prompt"), next(iter(suspects)))]
         self.entries -= 1
         if not suspects:
             del self._tenants[namespace]

@@ -33,6 +33,8 @@ from loraplex.platform.engines.slow_engines import TRIAL_S, RequestWatch, SlowEn
 from loraplex.platform.startup_errors import EngineStartFailed
 
 NO_STATS: Final = EngineStats()
+REFUSALS: Final = (EngineDraining.code, EngineUnavailable.code)
+"""Of an engine that has not begun a request, so that the next one takes it."""
 JOIN_POLL_S: Final = 0.5
 """How often `wait_ready` looks for engines that have joined meanwhile."""
 
@@ -185,10 +187,11 @@ class EnginePool:
         return self._submit_placed(request)
 
     async def _submit_placed(self, request: EngineRequest) -> AsyncIterator[Event]:
-        """Run a request on the engine that suits it best. One that drains has not begun it, so that the next one takes it."""
+        """Run a request on the engine that suits it best, or on the next one where that one refuses it."""
         namespace, key = request.namespace, None if request.adapter is None else request.adapter.key
         prefixes = prompt_prefixes(namespace, key, request.cache_salt, request.prompt_token_ids)
-        tried, begun = set[int](), False
+        tried, begun, owns = set[int](), False, False
+        refused = Failed(request.request_id, EngineUnavailable.code, "no engine takes requests now")
         while not begun and (number := self._choose(namespace, key, prefixes, tried)) is not None:
             tried.add(number)
             engine = self._engines[number]
@@ -197,17 +200,19 @@ class EnginePool:
             stream = self._followed(engine.submit(request), number, self.slow_engines.watch(number, request))
             try:
                 async for event in stream:
-                    if not begun and isinstance(event, Failed) and event.code == EngineDraining.code:
+                    if not begun and isinstance(event, Failed) and event.code in REFUSALS:
+                        refused = event
                         break
                     begun = True
                     yield event
             finally:
                 self._index.ended(str(number), namespace, key)
-                if owns:
-                    self._owners.pop(request.request_id, None)
+                was_aborted = owns and self._owners.pop(request.request_id, None) is None
                 await stream.aclose()  # type: ignore[attr-defined]  # the clients' streams are generators
+            if was_aborted:
+                break
         if not begun:
-            yield Failed(request.request_id, EngineUnavailable.code, "no engine takes requests now")
+            yield refused
 
     async def _followed(
         self, stream: AsyncIterator[Event], number: int, watch: RequestWatch | None
@@ -247,10 +252,11 @@ class EnginePool:
         A slow engine counts as one with fewer rows, or is left out while another one takes requests.
         """
         taking = {number for number, engine in self._engines.items() if takes_requests(engine)}
-        if self.slow_engines.review(taking):
+        known = [self._engines[number].last_stats or NO_STATS for number in taking]
+        if self.slow_engines.review(taking, self.demand.engines_wanted(known)):
             self._reports.clear()
             for number in taking:
-                if not self.slow_engines.share(number) and number not in self._trials:
+                if self.slow_engines.share(number) < 1.0 and number not in self._trials:
                     self._trials[number] = asyncio.create_task(self._try(number, self._engines[number]))
         usable = {number for number in taking if self.slow_engines.share(number)} or taking
         for number in self._engines:
@@ -266,15 +272,17 @@ class EnginePool:
                 self._index.update(state)
 
     async def _try(self, number: int, engine: ManagedEngine) -> None:
-        """Send trials to an engine that gets no requests, until it has recovered or left."""
-        while not self.slow_engines.share(number) and self._engines.get(number) is engine:
-            with suppress(EngineUnavailable):
-                trial = trial_request(engine.info().vocab_size)
-                watch = self.slow_engines.watch(number, trial)
-                async for event in engine.submit(trial):
-                    watch.see(event)
-            await asyncio.sleep(TRIAL_S)
-        del self._trials[number]
+        """Send trials to a slow engine, which may have no requests to be judged by, until it has recovered or left."""
+        try:
+            while self.slow_engines.share(number) < 1.0 and self._engines.get(number) is engine:
+                with suppress(EngineUnavailable):
+                    trial = trial_request(engine.info().vocab_size)
+                    watch = self.slow_engines.watch(number, trial)
+                    async for event in engine.submit(trial):
+                        watch.see(event)
+                await asyncio.sleep(TRIAL_S)
+        finally:
+            del self._trials[number]
 
     def home(self, namespace: bytes, adapter: AdapterRef | None) -> ManagedEngine:
         """The engine that the next request of an adapter, or of a tenant for the base model, goes to.
@@ -288,7 +296,7 @@ class EnginePool:
 
     async def abort(self, request_id: str) -> None:
         """See `EngineClient.abort`; an id that this pool does not know is aborted on every engine."""
-        owner = self._owners.get(request_id)
+        owner = self._owners.pop(request_id, None)
         engines = self._engines.values() if owner is None else (owner,)
         await asyncio.gather(*(engine.abort(request_id) for engine in engines))
 
@@ -315,8 +323,9 @@ class EnginePool:
 
     async def wait_ready(self) -> None:
         """See `EngineClient.wait_ready`; returns with the first engine that is ready, also one that joins meanwhile."""
-        while not any(engine.connected for engine in self._engines.values()):
-            waiting = [asyncio.create_task(engine.wait_ready()) for engine in self._engines.values()]
+        while not any(map(takes_requests, self._engines.values())):
+            away = [engine for engine in self._engines.values() if not engine.connected]
+            waiting = [asyncio.create_task(engine.wait_ready()) for engine in away]
             waiting.append(asyncio.create_task(asyncio.sleep(JOIN_POLL_S)))
             try:
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -333,7 +342,7 @@ class EnginePool:
 
     async def drain(self) -> None:
         """See `EngineClient.drain`."""
-        for trial in self._trials.values():
+        for trial in list(self._trials.values()):
             trial.cancel()
         await asyncio.gather(*(engine.drain() for engine in self._engines.values()))
 

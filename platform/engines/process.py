@@ -239,7 +239,8 @@ class EngineProcess:
             if self._reports is not None and self.pid is None:
                 await asyncio.wait({self._reports}, timeout=STOP_GRACE_S)
             if self._retires:
-                self.client.lose("it was drained")
+                # Of one that said so before it ended, nothing died.
+                self.client.bury("it was drained")
                 self.drained.set()
                 return
             self._log.error("engine lost", reason=reason, pid=self.pid)

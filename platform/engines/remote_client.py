@@ -90,7 +90,7 @@ class RemoteEngine:
         self._number = 0
         self._clock = LoopClock(wire.PING_INTERVAL_S, time.monotonic())
         self._heard_at = 0.0
-        self._reconnect_until = 0.0
+        self._reconnect_until = self._may_run_until = 0.0
         self._draining = False
         self._tasks: list[asyncio.Task[None]] = []
         self._log = structlog.get_logger("loraplex.remote_engine").bind(engine=address)
@@ -208,7 +208,7 @@ class RemoteEngine:
             self._pongs.pop(number, None)
 
     async def drain(self) -> None:
-        """Refuse new requests of this gateway and wait for its open ones; other gateways of the engine are not affected."""
+        """Refuse new requests of this gateway, not those that go on, and wait for open ones. Other gateways are not affected."""
         self._draining = True
         while self._streams:
             await asyncio.sleep(DRAIN_POLL_S)
@@ -233,13 +233,13 @@ class RemoteEngine:
 
     def _refusal(self, request: EngineRequest) -> Failed | None:
         request_id = request.request_id
-        if self._draining:
+        if self._draining and not request.received:
             return shutting_down(request_id, "the server is shutting down")
         if not self.connected:
             return unavailable(request_id, "the engine is starting or restarting")
         if request_id in self._streams or request_id in self._aborts:
             return Failed(request_id, InvalidRequest.code, "`request_id` is in use", "request_id")
-        if request_id in self._lost:
+        if request_id in self._lost and time.monotonic() < self._may_run_until:
             return unavailable(request_id, "the engine was silent and may still run the request")
         return None
 
@@ -345,6 +345,7 @@ class RemoteEngine:
                     self._reset(reason, EngineDraining.code)
                 elif self.connected:
                     self.lose(reason)
+                    self._lost = {}  # it knows this gateway no more, and runs none of these
 
     def bury(self, reason: str) -> None:
         """Treat the engine as lost, and its process as dead: its parent knows."""
@@ -401,6 +402,7 @@ class RemoteEngine:
         is_lost = code == EngineLost.code
         if self.connected:
             self._lost = {}
+            self._may_run_until = time.monotonic() + wire.PEER_TIMEOUT_S
             self._reconnect_until = time.monotonic() + RECONNECT_S * is_lost
         if not is_lost:
             self._instance = None

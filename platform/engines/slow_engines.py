@@ -74,8 +74,11 @@ class SlowEngines:
         pace = self._paces.get(number)
         return 1.0 if pace is None else pace.slowness
 
-    def review(self, numbers: Collection[int]) -> bool:
-        """Compare the engines, if it is time to; whether a share has changed. Those that are not among `numbers` are forgotten."""
+    def review(self, numbers: Collection[int], wanted: int = 1) -> bool:
+        """Compare the engines, if it is time to; whether a share has changed. Those that are not among `numbers` are forgotten.
+
+        While `wanted` engines are more than those with a whole share, none is left out.
+        """
         now = self._clock()
         if now < self._next_review:
             return False
@@ -87,7 +90,7 @@ class SlowEngines:
             ratios = _ratio(number, firsts, MIN_FIRST_S), _ratio(number, gaps, MIN_GAP_S)
             known = [each for each in ratios if each is not None]
             if known:
-                self._judge(number, pace, max(known))
+                self._judge(number, pace, max(known), wanted)
         return before != {number: pace.share for number, pace in self._paces.items()}
 
     def _medians(self, measure: str, now: float) -> dict[int, float]:
@@ -99,18 +102,20 @@ class SlowEngines:
                 found[number] = median(samples)
         return found
 
-    def _judge(self, number: int, pace: _Pace, slowness: float) -> None:
+    def _judge(self, number: int, pace: _Pace, slowness: float, wanted: int) -> None:
         is_slow = slowness >= (SLOW if pace.share else RECOVERED)
         pace.reviews = pace.reviews + 1 if is_slow == pace.is_slow else 1
         pace.is_slow, pace.slowness = is_slow, slowness
         if pace.reviews < REVIEWS:
             return
+        whole = sum(each.share == 1.0 for each in self._paces.values())
         if is_slow and pace.share == 1.0:
-            reduced = sum(each.share < 1.0 for each in self._paces.values())
-            if 2 * (reduced + 1) <= len(self._paces):
+            if 2 * (whole - 1) >= len(self._paces):
                 self._change(number, pace, REDUCED_SHARE)
-        elif is_slow and pace.share:
-            self._change(number, pace, 0.0)
+        elif is_slow:
+            share = 0.0 if whole >= wanted else REDUCED_SHARE
+            if share != pace.share:
+                self._change(number, pace, share)
         elif not is_slow and pace.share < 1.0:
             self._change(number, pace, 1.0 if pace.share else REDUCED_SHARE)
 
@@ -124,7 +129,7 @@ class SlowEngines:
 
 
 def trial_request(vocab_size: int) -> EngineRequest:
-    """A short request of no tenant to an engine that gets none of tenants, with a prompt that no cache has."""
+    """A short request of no tenant to an engine that gets few of tenants, with a prompt that no cache has."""
     return EngineRequest(
         request_id=f"trial-{uuid4().hex}",
         namespace=bytes(NAMESPACE_BYTES),
@@ -143,20 +148,23 @@ class RequestWatch:
         self._clock = clock
         self._at = clock()
         self._waited_s = 0.0
+        # A response that another engine began is computed again before its next token.
+        self._is_whole = not request.received
         self._has_token = False
         self._tokens = 0
 
     def see(self, event: Event) -> None:
         """Take the time of an event. Of several choices the first one counts."""
         if isinstance(event, Started):
-            self._prompt -= event.cached_tokens
+            self._prompt = max(0, self._prompt - event.cached_tokens)
             self._waited_s = event.grammar_s + event.adapter_s
         elif isinstance(event, Delta) and event.choice == 0:
             now = self._clock()
             self._tokens += len(event.token_ids)
             if not self._has_token:
                 seconds = (now - self._at - self._waited_s) / (1 + self._prompt / SHORT_PROMPT)
-                self._pace.firsts.append((now, max(seconds, 0.0)))
+                if self._is_whole:
+                    self._pace.firsts.append((now, max(seconds, 0.0)))
                 self._has_token = True
             elif self._tokens >= GAP_TOKENS:
                 self._pace.gaps.append((now, (now - self._at) / self._tokens))

@@ -101,6 +101,7 @@ class EngineStreams:
             async for event in stream.events():
                 self._stats.see(prompt, event)
                 self._stats.resumed = max(self._stats.resumed, stream.resumptions)
+                self._stats.engine = stream.engine
                 computed.set()
                 await self._room.acquire()
                 self._put(prompt, event)

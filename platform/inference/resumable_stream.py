@@ -1,6 +1,6 @@
 """The events of one engine request over as many engines as it takes: where one is lost or drains, another one goes on.
 
-Invariants: its reader sees the stream of one engine: `Started` once, and no token twice. What ran at two deaths of engines ends.
+Invariants: its reader sees the stream of one engine: `Started` once, and no token twice. What lost two engines ends.
 """
 
 import asyncio
@@ -14,14 +14,33 @@ import structlog
 from msgspec.structs import replace
 
 from loraplex.engine.client import EngineClient
-from loraplex.engine.errors import EngineDraining, EngineLost, EngineLostTwice, EngineUnavailable
-from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Scored, Started
+from loraplex.engine.errors import (
+    EngineDraining,
+    EngineError,
+    EngineLost,
+    EngineLostTwice,
+    EngineUnavailable,
+    RequestTimeout,
+)
+from loraplex.engine.messages import (
+    DeadlineKind,
+    Delta,
+    EngineRequest,
+    Event,
+    Failed,
+    Finished,
+    Scored,
+    Started,
+)
 
 MAX_RESUMPTIONS: Final = 2
 MAX_DEATHS: Final = 1
 """A request that runs at one more death may be what kills the engines."""
 RETRY_S: Final = 0.1
-"""Until the next try, after an engine that drains or restarts has refused a request that is on its way to another one."""
+MAX_RETRY_S: Final = 1.0
+"""Until the next try, twice as long each time, after an engine that drains or restarts has refused a request."""
+HELD_S: Final = 1.0
+"""An engine that says nothing for so long before it drains has queued the request, not refused it."""
 LOG: Final = structlog.get_logger("loraplex.resumption")
 
 
@@ -37,7 +56,7 @@ DEFAULT_RESUMPTION: Final = ResumptionPolicy()
 
 
 class ResumableStream:
-    """One engine request. `resumptions`: how often another engine, or the same after its restart, went on with it.
+    """One engine request. `resumptions`: how often another engine, or the same after its restart, went on with it; `engine`: the last.
 
     Once `closing` is set it is not resumed.
     """
@@ -50,38 +69,39 @@ class ResumableStream:
         self._policy = policy
         self._closing = closing
         self._began = time.monotonic()
-        self._give_up_at = 0.0
+        self._give_up_at: float | None = None
+        self._retry_s = RETRY_S
         self._deaths = 0
-        self._has_run = False
         self._started: Started | None = None
         self._scored: set[int] = set()
         # Four bytes for each token: a gateway has thousands of long responses.
         self._received = {choice: array("I") for choice in range(request.sampling.n)}
         self.resumptions = 0
+        self.engine: str | None = None
 
     async def events(self) -> AsyncIterator[Event]:
         """Yield the events to the last one, as `EngineClient.submit`."""
         request, failure = self._request, None
         while not self._closing.is_set():
-            failure, self._has_run = None, False
+            failure, submitted, has_run = None, time.monotonic(), False
             async for event in self._engine.submit(request):
                 if isinstance(event, Failed) and self._may_resume(event):
                     failure = event
                     continue
-                self._has_run = True
-                if isinstance(event, Started) and self._started is not None:
-                    if not self._is_same(event, request):
+                has_run = True
+                if isinstance(event, Started):
+                    self.engine = event.engine
+                    if self._started is not None and not self._is_same(event, request):
                         await self._engine.abort(request.request_id)
-                        yield _failed(
-                            event.request_id, "the engine that would go on with it serves another model"
-                        )
+                        yield _failed(request, "the engine that would go on with it serves another model")
                         return
-                elif not (isinstance(event, Scored) and event.choice in self._scored):
+                if self._is_new(event):
                     self._keep(event)
                     yield event
             if failure is None or not self._received:
                 return
-            following = await self._resumed(failure)
+            has_run |= time.monotonic() - submitted > HELD_S
+            following = await self._following(failure, has_run=has_run)
             if isinstance(following, Failed):
                 yield following
                 return
@@ -94,6 +114,12 @@ class ResumableStream:
         if failure.code == EngineUnavailable.code:
             return self.resumptions > 0
         return failure.code in (EngineLost.code, EngineDraining.code)
+
+    def _is_new(self, event: Event) -> bool:
+        """Whether the reader has not had it from an engine before this one."""
+        if isinstance(event, Started):
+            return self._started is None
+        return not (isinstance(event, Scored) and event.choice in self._scored)
 
     def _keep(self, event: Event) -> None:
         match event:
@@ -115,41 +141,52 @@ class ResumableStream:
             and started.resumed == bool(request.received)
         )
 
-    async def _resumed(self, failure: Failed) -> EngineRequest | Failed:
-        """Wait for an engine, and return what it gets; or the end of the request."""
-        is_death = failure.code == EngineLost.code
-        if is_death or self._has_run:
+    async def _following(self, failure: Failed, *, has_run: bool) -> EngineRequest | Failed:
+        """Wait for an engine, and return what it gets; or the end of the request. `has_run`: the last one took it."""
+        is_death, request = failure.code == EngineLost.code, self._request
+        if is_death or has_run:
             self._deaths += is_death
             self.resumptions += 1
-            self._give_up_at = time.monotonic() + self._policy.restart_s
+            self._give_up_at, self._retry_s = None, RETRY_S
             if self._deaths > MAX_DEATHS:
-                return _failed(
-                    failure.request_id, "two engines were lost while they had this request", EngineLostTwice
-                )
+                return _failed(request, "two engines were lost while they had this request", EngineLostTwice)
             if self.resumptions > MAX_RESUMPTIONS:
                 return failure
+            tokens = sum(map(len, self._received.values()))
+            LOG.info(
+                "request goes on", engine_request=request.request_id, after=failure.message, tokens=tokens
+            )
         else:
-            self._give_up_at = self._give_up_at or time.monotonic() + self._policy.restart_s
-            await asyncio.sleep(RETRY_S)
-        wait_s = min([self._give_up_at - time.monotonic(), *self._shortened().timeouts.values()])
-        if not await self._is_ready(wait_s):
+            await asyncio.sleep(self._retry_s)
+            self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
+        if self._give_up_at is None:
+            self._give_up_at = time.monotonic() + self._policy.restart_s
+        is_ready = await self._is_ready(min([self._give_up_at - time.monotonic(), *self._left().values()]))
+        if self._left().get("total_timeout_s", 1.0) <= 0:
+            return _failed(request, "the request's `total_timeout_s` has passed", RequestTimeout)
+        if not is_ready:
             return failure
-        request = self._shortened()
         if self._policy.refuses(request):
-            return _failed(failure.request_id, "engines ended while they ran what it uses", EngineLostTwice)
-        tokens = sum(map(len, self._received.values()))
-        LOG.info("request resumed", engine_request=request.request_id, after=failure.message, tokens=tokens)
-        return request
+            return _failed(request, "engines ended while they ran what it uses", EngineLostTwice)
+        return self._shortened()
 
     async def _is_ready(self, seconds: float) -> bool:
         """Wait for an engine; False when none comes in time, or the request is to end."""
         if seconds <= 0:
             return False
-        waits = {asyncio.ensure_future(self._engine.wait_ready()), asyncio.create_task(self._closing.wait())}
-        done, waiting = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        for each in waiting:
-            each.cancel()
-        return bool(done) and not self._closing.is_set()
+        ready = asyncio.ensure_future(self._engine.wait_ready())
+        closing = asyncio.create_task(self._closing.wait())
+        try:
+            await asyncio.wait({ready, closing}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            return ready.done() and ready.exception() is None and not closing.done()
+        finally:
+            ready.cancel()
+            closing.cancel()
+
+    def _left(self) -> dict[DeadlineKind, float]:
+        return self._request.shortened(
+            time.monotonic() - self._began, has_token=self._started is not None
+        ).timeouts
 
     def _shortened(self) -> EngineRequest:
         """The request behind what was received, with what is left of its deadlines."""
@@ -161,5 +198,5 @@ class ResumableStream:
         return replace(request, received={choice: ids.tolist() for choice, ids in self._received.items()})
 
 
-def _failed(request_id: str, message: str, error: type[EngineUnavailable] = EngineLost) -> Failed:
-    return Failed(request_id, error.code, message)
+def _failed(request: EngineRequest, message: str, error: type[EngineError] = EngineLost) -> Failed:
+    return Failed(request.request_id, error.code, message)

@@ -90,6 +90,34 @@ async def test_a_choice_that_had_all_but_its_end_only_ends(engine: LocalEngine) 
     }
 
 
+@pytest.mark.parametrize("cut", [1, 4])
+async def test_choices_go_on_behind_one_that_only_has_to_end(engine: LocalEngine, cut: int) -> None:
+    wanted = request(n=3, **{**DRAWN, "max_tokens": 400})
+    whole = await collect(engine, wanted)
+    first = tokens(whole, 0)
+    wanted = msgspec.structs.replace(
+        request(n=3, **{**DRAWN, "max_tokens": 400, "stop_token_ids": (first[9],)}), first_token_timeout_s=0.2
+    )
+    whole = await collect(engine, wanted)
+    assert len(tokens(whole, 0)) <= 10 and max(len(tokens(whole, choice)) for choice in (1, 2)) > 100
+    received = {choice: tokens(whole, choice)[: 400 if choice == 0 else cut] for choice in range(3)}
+    rest = await collect(engine, msgspec.structs.replace(wanted, received=received))
+    for choice in range(3):
+        assert received[choice] + tokens(rest, choice) == tokens(whole, choice)
+    assert sorted(end.choice for end in finished(rest)) == [0, 1, 2]
+
+
+async def test_what_is_cached_of_the_response_is_no_cached_prompt(engine: LocalEngine) -> None:
+    wanted = request(max_tokens=60)
+    whole = await collect(engine, wanted)
+    rest = await collect(
+        engine, msgspec.structs.replace(wanted, request_id="again", received={0: tokens(whole)[:50]})
+    )
+    (started,) = [event for event in rest if isinstance(event, Started)]
+    (end,) = finished(rest)
+    assert started.cached_tokens <= 3 and end.usage.cached_tokens <= end.usage.prompt_tokens == 3
+
+
 @pytest.mark.parametrize(
     "received",
     [{1: [3]}, {0: [3] * 13}, {0: [128]}],

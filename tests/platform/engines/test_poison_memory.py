@@ -95,6 +95,13 @@ def test_a_prompt_without_either_is_refused_to_its_tenant_alone(memory: PoisonMe
     assert not memory.refuses(poison)
 
 
+def test_many_prompts_push_no_adapter_out(memory: PoisonMemory) -> None:
+    for _ in range(2):
+        prompts = [replace(request("a"), prompt_token_ids=[n]) for n in range(2 * POLICY.max_tenant_entries)]
+        memory.record_death([*prompts, request("a", "d1")])
+    assert refused(memory, request("a", "d1"))
+
+
 def test_a_normal_end_counts_for_what_it_used(memory: PoisonMemory) -> None:
     both = request("a", "d1", b"spec")
     memory.record_death([both])

@@ -223,7 +223,7 @@ async def test_a_request_that_a_draining_engine_refuses_goes_to_another() -> Non
     for engine in engines:
         await engine.drain()
     events = [event async for event in pool.submit(request("t"))]
-    assert [getattr(event, "code", None) for event in events] == ["engine_unavailable"]
+    assert [getattr(event, "code", None) for event in events] == ["engine_draining"]
 
 
 def test_engines_of_different_models_are_refused() -> None:
@@ -261,7 +261,7 @@ async def test_a_slow_engine_gets_its_share_and_all_where_it_is_alone(
         engine.last_stats = EngineStats(max_running=64)
     pool, shares = EnginePool(engines), {0: 1.0}
     monkeypatch.setattr(pool.slow_engines, "share", lambda number: shares.get(number, 1.0))
-    monkeypatch.setattr(pool.slow_engines, "review", lambda numbers: True)
+    monkeypatch.setattr(pool.slow_engines, "review", lambda numbers, wanted: True)
 
     async def served() -> list[int]:
         for engine in engines:
@@ -295,7 +295,7 @@ async def test_an_engine_without_requests_has_trials_until_it_has_recovered(
     engines = [Managed(), Managed()]
     pool, shares = EnginePool(engines), {0: 0.0}
     monkeypatch.setattr(pool.slow_engines, "share", lambda number: shares.get(number, 1.0))
-    monkeypatch.setattr(pool.slow_engines, "review", lambda numbers: True)
+    monkeypatch.setattr(pool.slow_engines, "review", lambda numbers, wanted: True)
     for name in ("a", "b"):
         assert [event async for event in pool.submit(request(name))]
     async with asyncio.timeout(10):
@@ -303,7 +303,7 @@ async def test_an_engine_without_requests_has_trials_until_it_has_recovered(
             await asyncio.sleep(0.01)
     assert all(each.request_id.startswith("trial-") for each in engines[0].requests)
     assert {each.request_id for each in engines[1].requests} == {"a", "b"}
-    shares[0] = 0.25
+    shares[0] = 1.0
     await asyncio.sleep(0.05)
     served = len(engines[0].requests)
     await asyncio.sleep(0.05)

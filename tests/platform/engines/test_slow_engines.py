@@ -24,8 +24,11 @@ class World:
         self.slow = SlowEngines(lambda: self.now)
         self.engines = dict(enumerate(engines))
         self.rate = 6
+        self.wanted = 1
 
-    def request(self, number: int, *, prompt: int = 10, cached: int = 0, adapter_s: float = 0.0) -> None:
+    def request(
+        self, number: int, *, prompt: int = 10, cached: int = 0, adapter_s: float = 0.0, received: int = 0
+    ) -> None:
         first, gap = self.engines[number]
         now = self.now
         wanted = EngineRequest(
@@ -33,9 +36,10 @@ class World:
             namespace=bytes(32),
             prompt_token_ids=[1] * prompt,
             sampling=SamplingParams(max_tokens=64),
+            received={0: [1] * received} if received else {},
         )
         watch = self.slow.watch(number, wanted)
-        self.now = now + adapter_s + first * (1 + (prompt - cached) / 256)
+        self.now = now + adapter_s + first * (1 + max(0, prompt - cached + received) / 256)
         watch.see(Started(wanted.request_id, None, cached, adapter_s=adapter_s))
         watch.see(Delta(wanted.request_id, 0, [1], "a"))
         for _ in range(2):
@@ -50,7 +54,7 @@ class World:
                 for _ in range(self.rate):
                     self.request(number)
             self.now += REVIEW_S
-            self.slow.review(self.engines.keys())
+            self.slow.review(self.engines.keys(), self.wanted)
         return [self.slow.share(number) for number in self.engines]
 
 
@@ -105,6 +109,26 @@ def test_long_prompts_and_loads_of_adapters_are_no_fault() -> None:
         world.rate = 0
         assert world.review() == [1.0, 1.0]
     assert world.slow.slowness(1) == pytest.approx(1.0)
+
+
+def test_an_engine_that_takes_over_long_responses_is_not_slow() -> None:
+    world = World((0.2, 0.03), (0.2, 0.03))
+    world.rate = 0
+    for _ in range(9):
+        for _ in range(6):
+            world.request(0)
+            world.request(1, received=4000, cached=266)
+        assert world.review() == [1.0, 1.0]
+
+
+def test_no_engine_is_left_out_that_is_wanted() -> None:
+    world = World((0.2, 0.03), (0.6, 0.03), (0.2, 0.03))
+    world.wanted = 3
+    assert world.review(12) == [1.0, REDUCED_SHARE, 1.0]
+    world.wanted = 2
+    assert world.review(3) == [1.0, 0.0, 1.0]
+    world.wanted = 3
+    assert world.review(3) == [1.0, REDUCED_SHARE, 1.0]
 
 
 def test_an_engine_that_left_is_forgotten() -> None:
