@@ -38,6 +38,7 @@ COMMANDS = (
     installation.ray,
     installation.placement,
     installation.several_engines,
+    installation.slow_engine,
     installation.rolling_upgrade,
     installation.chaos,
     kernels.attention,

@@ -79,6 +79,24 @@ def several_engines(
     run_bench(work, out, as_json)
 
 
+def slow_engine(
+    model: Model = None,
+    rate: Annotated[float, typer.Option(help="Requests per second.")] = 1.5,
+    warm_up: Annotated[float, typer.Option(help="Seconds in which the slow engine has to be found.")] = 60.0,
+    seconds: Annotated[float, typer.Option(help="Of the measurement after that.")] = 120.0,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """p99 TTFT over two engines of which one runs a third of the time, with ejection and without."""
+
+    async def work() -> Report:
+        from tests.benchmarks.slow_engine import measure_slow_engine
+
+        return await measure_slow_engine(resolve_model(model), rate, warm_up, seconds, print_progress)
+
+    run_bench(work, out, as_json)
+
+
 def rolling_upgrade(
     against: Annotated[str, typer.Option(help="The commit that is replaced.")] = BEFORE,
     streams: Annotated[int, typer.Option(min=1, help="Running all the time.")] = 16,
