@@ -24,8 +24,9 @@ ROOM: Final = {"free": 0.6, "evictable": 0.3, "none": 0.0}
 
 HOME: Final = 0.35
 SPARE: Final = 0.2
+BASE_HOME: Final = 0.1
 """The home outweighs room elsewhere, so that first requests that come at once do not load an adapter everywhere; an adapter in the
-memory of another replica outweighs the home."""
+memory of another replica outweighs the home. The base model is everywhere: its home gathers prompts that begin alike, no more."""
 
 PREFIX_WEIGHT: Final = 0.3
 LOAD_WEIGHT: Final = 0.9
@@ -130,6 +131,8 @@ def rank(
         if has_share(state, fleet):
             return True, state.open_requests / state.capacity, place
         home = HOME if place < request.homes else SPARE if place == request.homes else 0.0
+        if request.adapter is None:
+            home = min(home, BASE_HOME)
         return False, -score(state, request, home=home), place
 
     return [state.replica_id for state in sorted(states, key=sort_key)]
