@@ -199,7 +199,8 @@ def show(name: Name, tenant: Tenant, data_dir: DataDir = None, as_json: AsJson =
     document = _run_on(tenant, data_dir, run, as_json)
     table = Table(*VERSION_COLUMNS)
     for version in document["versions"]:
-        aliases = [alias for alias, number in document["aliases"].items() if number == version["version"]]
+        shares = {alias: split.get(version["version"]) for alias, split in document["shares"].items()}
+        aliases = [f"{alias} {share} %" if share < 100 else alias for alias, share in shares.items() if share]
         cells = [version[key] for key in ("version", "state", "rank", "size_bytes")]
         defaults = json.dumps(version["defaults"]) if version["defaults"] else "-"
         profile = (version["tool_style"] or "-", _style_text(version["reasoning_style"]), defaults)
@@ -367,6 +368,7 @@ async def _adapter_document(session: AsyncSession, command: TenantCommand, name:
     return {
         "name": name,
         "aliases": {each.alias: each.main_version for each in aliases},
+        "shares": {each.alias: each.targets for each in aliases},
         "versions": [
             {
                 "version": version.version,

@@ -17,9 +17,11 @@ from typer.testing import CliRunner, Result
 from loraplex.adapters.storage.object_store import ObjectStore, S3Options
 from loraplex.engine.checkpoints.digest import model_digest
 from loraplex.platform.cli.adapter import app
+from loraplex.platform.cli.command_context import open_tenant_command
 from loraplex.platform.server.base_model_file import BaseModelFacts, write_base_model
 from loraplex.tenants.actors import command_actor
 from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
+from loraplex.tenants.registry import use_cases as aliases
 
 
 @pytest.fixture
@@ -66,6 +68,11 @@ def run_json(home: Path, *arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
+async def split(home: Path, targets: dict[int, int]) -> None:
+    async with open_tenant_command("acme", home) as command, command.unit_of_work() as uow:
+        await aliases.move(uow, command.tenant_id, "voice", "production", targets)
+
+
 def test_the_life_of_an_adapter(home: Path, model: Path) -> None:
     folder = str(model.parent / "adapter")
     write_base_model(home, BaseModelFacts("tiny", str(model), model_digest(str(model))))
@@ -80,9 +87,12 @@ def test_the_life_of_an_adapter(home: Path, model: Path) -> None:
     assert (listed["name"], listed["aliases"], len(listed["versions"])) == ("voice", {"production": 1}, 2)
     assert run_json(home, "alias", "voice", "production", "2")["version"] == 2
     shown = run_json(home, "show", "voice")
-    assert shown["aliases"] == {"production": 2}
+    assert shown["aliases"] == {"production": 2} and shown["shares"] == {"production": {"2": 100}}
     assert [version["digest"] for version in shown["versions"]] == [first["digest"], second["digest"]]
     assert run_json(home, "rollback", "voice")["version"] == 1
+    asyncio.run(split(home, {1: 70, 2: 30}))
+    assert run_json(home, "show", "voice")["shares"] == {"production": {"1": 70, "2": 30}}
+    assert {"70", "30"} <= set(run(home, "show", "voice").output.split())
     assert len(list((home / "adapters").glob("*/*/adapter_model.safetensors"))) == 2
     refused = run(home, "delete", "voice")
     assert refused.exit_code == 1 and "has these aliases: production" in refused.output
