@@ -81,5 +81,6 @@ def bills_differ(folder: Path, model: Path) -> Iterator[Provoked]:
 
 
 def run(*arguments: str) -> None:
-    """Run a command of `loraplex` to its end."""
-    subprocess.run([sys.executable, "-c", RUN, *arguments], env=environment({}), check=True)
+    """Run a command of `loraplex` to its end. Its output would say what the reader is to find."""
+    command = [sys.executable, "-c", RUN, *arguments]
+    subprocess.run(command, env=environment({}), check=True, stdout=subprocess.DEVNULL)
