@@ -25,7 +25,7 @@ def memory_rate(device: torch.device, num_bytes: int) -> float:
 def _seconds(numbers: torch.Tensor, reads: int) -> float:
     began = time.perf_counter()
     for _ in range(reads):
-        total = numbers.sum()
-    # Waits for all of them.
-    total.item()
+        numbers.sum()
+    if numbers.device.type == "cuda":
+        torch.cuda.synchronize(numbers.device)
     return time.perf_counter() - began

@@ -118,7 +118,7 @@ class LiveServer:
     @property
     def engine_address(self) -> str:
         """The socket of its own engine."""
-        return f"ipc://{self.data_dir}/run/engine.{self.process.pid}.sock"
+        return f"ipc://{self.data_dir}/run/engine.{self.process.pid}.0.sock"
 
     def engine_stats(self) -> EngineStats:
         """Current statistics, requested from the engine itself."""
