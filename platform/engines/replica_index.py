@@ -7,9 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from random import Random
-from typing import Final, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from loraplex.engine.messages import AdapterKey
 from loraplex.platform.engines.placement import (
@@ -22,6 +20,9 @@ from loraplex.platform.engines.placement import (
     replica_number,
 )
 from loraplex.platform.engines.prefix_index import PrefixIndex, PromptPrefix
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Counted = TypeVar("Counted")
 
@@ -52,7 +53,7 @@ class ReplicaIndex:
         self._random = random
         self._replicas: dict[str, ReplicaState] = {}
         self._ids: list[str] = []
-        self._numbers = np.empty(0, dtype=np.int64)
+        self._numbers: np.ndarray[tuple[int], np.dtype[np.int64]]
         self._holders: dict[AdapterKey, dict[str, None]] = {}
         self._rankings: OrderedDict[AdapterKey, list[str]] = OrderedDict()
         self._own_by_replica: Counter[str] = Counter()
@@ -167,6 +168,8 @@ class ReplicaIndex:
 
     def _rank_all(self, key: AdapterKey, first: int) -> list[str]:
         """The order of `rendezvous`, for thousands of replicas in microseconds. Equal weights of two replicas may swap them."""
+        import numpy as np
+
         weights = self._numbers * key_number(key) % PRIME
         first = min(first, len(weights))
         best = np.argpartition(weights, -first)[-first:]
@@ -209,6 +212,8 @@ class ReplicaIndex:
 
     def _members_changed(self) -> None:
         self._ids = list(self._replicas)
+        import numpy as np  # not by a gateway that starts, before its engine
+
         self._numbers = np.array([replica_number(each) for each in self._ids], dtype=np.int64)
         self._rankings.clear()
 

@@ -30,6 +30,7 @@ QUICK = (
 )
 """Each factor's values but those of many adapters, which cost as much as all of these."""
 AT_START = (
+    "capacity/memory_rate.py",
     "checkpoints/weights.py",
     "quantization/quantized_weight.py",
     "lora/site.py",
