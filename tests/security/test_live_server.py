@@ -43,7 +43,7 @@ PUBLIC: Final = {
     "/docs",
     "/console/sign-in",
 }
-ENGINE_SOCKET: Final = re.compile(r"engine\.\d+\.sock")
+ENGINE_SOCKET: Final = re.compile(r"engine\.\d+\.\d+\.sock")
 
 
 class Payload:
