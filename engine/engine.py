@@ -312,8 +312,10 @@ class Engine:
 
     def _end_received(self, sequences: list[Sequence]) -> None:
         """End those whose last token has been sent by the engine that began them, and their end has not."""
+        if not sequences[0].request.received:
+            return
         eos_token_ids = frozenset(self.model.config.eos_token_ids)
-        for sequence in sequences if sequences[0].request.received else ():
+        for sequence in sequences:
             reason = received_reason(sequence, eos_token_ids, self.model.max_model_len)
             if reason is not None:
                 self.scheduler.finish(sequence, reason)

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
 from loraplex.engine.messages import FinishReason
-from loraplex.engine.scheduling.stop_conditions import finish_reason
+from loraplex.engine.scheduling.stop_conditions import masked_reason
 from loraplex.engine.token_mask import TokenMask
 
 
@@ -164,10 +164,7 @@ class _Step:
         if not (self._mask.is_complete() if is_end else self._mask.accept(token_id)):
             raise GrammarFailed(f"the grammar of this request refused token {token_id}")
         self._sequence.token_ids.append(token_id)
-        if is_end:
-            return "stop"
-        reason = finish_reason(self._sequence, self._end_token_ids, self._max_model_len)
-        return "stop" if reason != "stop" and self._mask.is_final() else reason
+        return masked_reason(self._sequence, self._mask, self._end_token_ids, self._max_model_len)
 
     def _keep_closable(self, reason: FinishReason | None) -> FinishReason | None:
         """Ensure that the document can still be closed, by removing the new tokens if necessary."""

@@ -5,6 +5,7 @@ Stop strings are matched on text elsewhere; the output processor then ends the c
 
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.messages import FinishReason
+from loraplex.engine.token_mask import TokenMask
 
 
 def ends_with_unknown(sequence: Sequence, max_model_len: int) -> bool:
@@ -20,12 +21,21 @@ def received_reason(
     """Return why a sequence that another engine began ends with what that one sent, or None. Its mask is behind these tokens."""
     if not sequence.num_output_tokens:
         return None
-    reason, mask = finish_reason(sequence, eos_token_ids, max_model_len), sequence.token_mask
-    if mask is None or reason == "stop":
-        return reason
-    if sequence.token_ids[-1] in eos_token_ids or mask.is_final():
+    mask = sequence.token_mask
+    if mask is None:
+        return finish_reason(sequence, eos_token_ids, max_model_len)
+    reason = masked_reason(sequence, mask, eos_token_ids, max_model_len)
+    return "stop" if reason == "length" and mask.closes and mask.is_complete() else reason
+
+
+def masked_reason(
+    sequence: Sequence, mask: TokenMask, eos_token_ids: frozenset[int], max_model_len: int
+) -> FinishReason | None:
+    """Return why a sequence with a mask ends with its newest token, or None. The mask is behind it."""
+    if sequence.token_ids[-1] in eos_token_ids:
         return "stop"
-    return "stop" if reason is not None and mask.closes and mask.is_complete() else reason
+    reason = finish_reason(sequence, eos_token_ids, max_model_len)
+    return "stop" if reason != "stop" and mask.is_final() else reason
 
 
 def finish_reason(
