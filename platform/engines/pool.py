@@ -190,7 +190,7 @@ class EnginePool:
         """Run a request on the engine that suits it best, or on the next one where that one refuses it."""
         namespace, key = request.namespace, None if request.adapter is None else request.adapter.key
         prefixes = prompt_prefixes(namespace, key, request.cache_salt, request.prompt_token_ids)
-        tried, begun, owns = set[int](), False, False
+        tried, begun = set[int](), False
         refused = Failed(request.request_id, EngineUnavailable.code, "no engine takes requests now")
         while not begun and (number := self._choose(namespace, key, prefixes, tried)) is not None:
             tried.add(number)
@@ -252,8 +252,11 @@ class EnginePool:
         A slow engine counts as one with fewer rows, or is left out while another one takes requests.
         """
         taking = {number for number, engine in self._engines.items() if takes_requests(engine)}
-        known = [self._engines[number].last_stats or NO_STATS for number in taking]
-        if self.slow_engines.review(taking, self.demand.engines_wanted(known)):
+
+        def engines_wanted() -> int:
+            return self.demand.engines_wanted([self._engines[each].last_stats or NO_STATS for each in taking])
+
+        if self.slow_engines.review(taking, engines_wanted):
             self._reports.clear()
             for number in taking:
                 if self.slow_engines.share(number) < 1.0 and number not in self._trials:

@@ -74,10 +74,10 @@ class SlowEngines:
         pace = self._paces.get(number)
         return 1.0 if pace is None else pace.slowness
 
-    def review(self, numbers: Collection[int], wanted: int = 1) -> bool:
+    def review(self, numbers: Collection[int], engines_wanted: Callable[[], int]) -> bool:
         """Compare the engines, if it is time to; whether a share has changed. Those that are not among `numbers` are forgotten.
 
-        While `wanted` engines are more than those with a whole share, none is left out.
+        While more `engines_wanted` than have a whole share, none is left out.
         """
         now = self._clock()
         if now < self._next_review:
@@ -85,7 +85,7 @@ class SlowEngines:
         self._next_review = now + REVIEW_S
         self._paces = {number: pace for number, pace in self._paces.items() if number in numbers}
         before = {number: pace.share for number, pace in self._paces.items()}
-        firsts, gaps = self._medians("firsts", now), self._medians("gaps", now)
+        firsts, gaps, wanted = self._medians("firsts", now), self._medians("gaps", now), engines_wanted()
         for number, pace in self._paces.items():
             ratios = _ratio(number, firsts, MIN_FIRST_S), _ratio(number, gaps, MIN_GAP_S)
             known = [each for each in ratios if each is not None]
@@ -116,7 +116,7 @@ class SlowEngines:
             share = 0.0 if whole >= wanted else REDUCED_SHARE
             if share != pace.share:
                 self._change(number, pace, share)
-        elif not is_slow and pace.share < 1.0:
+        elif pace.share < 1.0:
             self._change(number, pace, 1.0 if pace.share else REDUCED_SHARE)
 
     def _change(self, number: int, pace: _Pace, share: float) -> None:

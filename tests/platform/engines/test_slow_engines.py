@@ -54,7 +54,7 @@ class World:
                 for _ in range(self.rate):
                     self.request(number)
             self.now += REVIEW_S
-            self.slow.review(self.engines.keys(), self.wanted)
+            self.slow.review(self.engines.keys(), lambda: self.wanted)
         return [self.slow.share(number) for number in self.engines]
 
 
@@ -135,5 +135,5 @@ def test_an_engine_that_left_is_forgotten() -> None:
     world = World((0.2, 0.03), (0.6, 0.03), (0.2, 0.03))
     assert world.review(6) == [1.0, 0.0, 1.0]
     world.now += REVIEW_S
-    assert world.slow.review({0, 2}) is False
+    assert world.slow.review({0, 2}, lambda: 1) is False
     assert world.slow.share(1) == 1.0
