@@ -22,16 +22,7 @@ from loraplex.engine.errors import (
     EngineUnavailable,
     RequestTimeout,
 )
-from loraplex.engine.messages import (
-    DeadlineKind,
-    Delta,
-    EngineRequest,
-    Event,
-    Failed,
-    Finished,
-    Scored,
-    Started,
-)
+from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Scored, Started
 
 MAX_RESUMPTIONS: Final = 2
 MAX_DEATHS: Final = 1
@@ -161,14 +152,16 @@ class ResumableStream:
             self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
         if self._give_up_at is None:
             self._give_up_at = time.monotonic() + self._policy.restart_s
-        is_ready = await self._is_ready(min([self._give_up_at - time.monotonic(), *self._left().values()]))
-        if self._left().get("total_timeout_s", 1.0) <= 0:
+        is_ready = await self._is_ready(
+            min([self._give_up_at - time.monotonic(), *self._timely().timeouts.values()])
+        )
+        if self._timely().timeouts.get("total_timeout_s", 1.0) <= 0:
             return _failed(request, "the request's `total_timeout_s` has passed", RequestTimeout)
         if not is_ready:
             return failure
         if self._policy.refuses(request):
             return _failed(request, "engines ended while they ran what it uses", EngineLostTwice)
-        return self._shortened()
+        return self._behind_received()
 
     async def _is_ready(self, seconds: float) -> bool:
         """Wait for an engine; False when none comes in time, or the request is to end."""
@@ -183,14 +176,12 @@ class ResumableStream:
             ready.cancel()
             closing.cancel()
 
-    def _left(self) -> dict[DeadlineKind, float]:
-        return self._request.shortened(
-            time.monotonic() - self._began, has_token=self._started is not None
-        ).timeouts
+    def _timely(self) -> EngineRequest:
+        """The request with what is left of its deadlines."""
+        return self._request.shortened(time.monotonic() - self._began, has_token=self._started is not None)
 
-    def _shortened(self) -> EngineRequest:
-        """The request behind what was received, with what is left of its deadlines."""
-        request = self._request.shortened(time.monotonic() - self._began, has_token=self._started is not None)
+    def _behind_received(self) -> EngineRequest:
+        request = self._timely()
         if self._scored and request.sampling.max_tokens:
             request = replace(request, scores=None)
         if len(self._received) == request.sampling.n and not any(self._received.values()):
