@@ -21,6 +21,7 @@ from loraplex.platform.observability.access_log import PROBES
 from loraplex.platform.observability.request_id import response_headers_of
 from loraplex.platform.observability.request_record import FinishedRequest, InferenceCall, RequestRecord
 from loraplex.platform.observability.request_stats import RequestStats
+from loraplex.tenants.quotas.reservation import PhaseCauses
 
 PATH: Final = "/v1/traces"
 PROVIDER: Final = "loraplex"
@@ -68,11 +69,12 @@ class RequestTraces:
         if finished.status is None or finished.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
         context = set_span_in_context(span, Context())
+        known, causes = _phase_facts(finished.record)
         for name, (begin, end) in phases.items():
             child = self._tracer.start_span(
                 SPAN_NAMES.get(name, name),
                 context=context,
-                attributes=_phase_attributes(name, finished.record),
+                attributes=_phase_attributes(name, known, causes.get(name, {})),
                 start_time=epoch_ns + int(begin * 1e9),
             )
             child.end(epoch_ns + int(end * 1e9))
@@ -130,12 +132,15 @@ def _attributes(finished: FinishedRequest) -> Attributes:
     return attributes if error is None else attributes | {"error.type": error}
 
 
-def _phase_attributes(phase: str, record: RequestRecord) -> Attributes:
+def _phase_facts(record: RequestRecord) -> tuple[Attributes, dict[str, PhaseCauses]]:
+    """What the phases of a request tell: attributes of the request, and causes by phase."""
     call, stats = record.call, record.stats
     if call is None or stats is None:
-        return {}
-    known = _request_attributes(call) | _response_attributes(stats)
-    causes = dict(stats.phase_causes()).get(phase, {})
+        return {}, {}
+    return _request_attributes(call) | _response_attributes(stats), dict(stats.phase_causes())
+
+
+def _phase_attributes(phase: str, known: Attributes, causes: PhaseCauses) -> Attributes:
     own = {name: known[name] for name in (*OF_EACH_PHASE, *OF_PHASE.get(phase, ())) if name in known}
     return own | {f"loraplex.{phase}.{cause}": value for cause, value in causes.items()}
 
