@@ -7,8 +7,8 @@ import asyncio
 import math
 import time
 from bisect import bisect
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import count
@@ -165,26 +165,25 @@ async def _compare_rates(report: Report, model: str, rounds: int, progress: Call
 
 
 async def _rate(model: str, engines: int, policy: type[EnginePool]) -> float:
-    settings = {
-        "engines": engines,
-        "device": "cpu",
-        "dtype": "bfloat16",
-        "max_num_seqs": 16,
-        "log_level": "error",
-    }
+    async with running_engines(model, engines, max_num_seqs=16) as started:
+        pool = policy(list(started.engines.values()))
+        begun, numbers = time.monotonic(), count()
+        counts = await asyncio.gather(*(_conversation(pool, numbers, tenant) for tenant in range(TENANTS)))
+        return sum(counts) / (time.monotonic() - begun)
+
+
+@asynccontextmanager
+async def running_engines(model: str, engines: int, max_num_seqs: int) -> AsyncIterator[EnginePool]:
+    """Engines of a model on this machine's cores, once all take requests."""
+    settings = {"engines": engines, "device": "cpu", "dtype": "bfloat16", "log_level": "error"}
     with TemporaryDirectory(prefix="loraplex-bench-") as folder:
         async with AsyncExitStack() as stack:
-            given = load_settings({"data_dir": Path(folder), **settings})
+            given = load_settings({"data_dir": Path(folder), "max_num_seqs": max_num_seqs, **settings})
             starting = start_engines(given, model, stack, lambda _: None)
             await starting.ready
             while not all(engine.connected for engine in starting.pool.engines.values()):
                 await asyncio.sleep(0.1)
-            pool = policy(list(starting.pool.engines.values()))
-            begun, numbers = time.monotonic(), count()
-            counts = await asyncio.gather(
-                *(_conversation(pool, numbers, tenant) for tenant in range(TENANTS))
-            )
-            return sum(counts) / (time.monotonic() - begun)
+            yield starting.pool
 
 
 async def _conversation(pool: EnginePool, numbers: Iterator[int], tenant: int) -> int:

@@ -8,22 +8,19 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import asynccontextmanager, suppress
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import Final
 
 import numpy as np
+from tests.benchmarks.several_engines import running_engines
 from tests.end_to_end.live_server import command_line, descendants
 
 from loraplex.engine.messages import Delta, EngineRequest, Failed
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
-from loraplex.platform.config import load_settings
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.engines.slow_engines import SlowEngines
-from loraplex.platform.engines.startup import start_engines
 
 COLUMNS: Final = ("ttft_p50_ms", "ttft_p99_ms", "requests", "slowness")
 STOPPED_S, RUNS_S = 0.06, 0.03
@@ -59,20 +56,12 @@ async def _measure(
     model: str, slow_engines: SlowEngines, rate: float, warm_up_s: float, seconds: float
 ) -> tuple[list[float], float]:
     """Seconds to the first token of each request after the warm-up, and the slowness that was found."""
-    settings = {"engines": 2, "device": "cpu", "dtype": "bfloat16", "max_num_seqs": 8, "log_level": "error"}
-    with TemporaryDirectory(prefix="loraplex-bench-") as folder:
-        async with AsyncExitStack() as stack:
-            given = load_settings({"data_dir": Path(folder), **settings})
-            starting = start_engines(given, model, stack, lambda _: None)
-            await starting.ready
-            while not all(engine.connected for engine in starting.pool.engines.values()):
-                await asyncio.sleep(0.1)
-            pool = starting.pool
-            pool.slow_engines = slow_engines
-            victim = min(pid for pid in descendants(os.getpid()) if "engines.main" in command_line(pid))
-            async with _stopped_in_turns(victim):
-                times = await _traffic(pool, rate, warm_up_s, seconds)
-            return times, max(slow_engines.slowness(number) for number in pool.engines)
+    async with running_engines(model, 2, max_num_seqs=8) as pool:
+        pool.slow_engines = slow_engines
+        victim = min(pid for pid in descendants(os.getpid()) if "engines.main" in command_line(pid))
+        async with _stopped_in_turns(victim):
+            times = await _traffic(pool, rate, warm_up_s, seconds)
+        return times, max(slow_engines.slowness(number) for number in pool.engines)
 
 
 @asynccontextmanager
