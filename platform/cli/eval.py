@@ -1,0 +1,132 @@
+"""`loraplex eval run`: runs a suite on a served model, and compares it with a baseline.
+
+Exit codes: 0 it passes, 1 it does not or could not be run, 2 wrong usage.
+"""
+
+import asyncio
+import statistics
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from loraplex.platform.cli.command_context import exit_codes
+from loraplex.platform.cli.output import AsJson
+from loraplex.platform.cli.remote_server import open_server, read_key
+from loraplex.platform.errors import GatewayError
+from loraplex.platform.evaluations.conformance import NAME, conformance_suite
+from loraplex.platform.evaluations.report import Figures, Report, report_bytes
+from loraplex.platform.evaluations.runner import Evaluation, asking, evaluate
+from loraplex.platform.evaluations.suite import MAX_SUITE_BYTES, Suite, read_suite
+from loraplex.platform.startup_errors import StartError
+
+SHOWN: Final = 10
+"""Cases in the table; the report has all."""
+
+app = typer.Typer(name="eval", help="Evaluate adapters and models by suites of cases.", no_args_is_help=True)
+
+Share = Annotated[float | None, typer.Option(min=0.0, max=1.0)]
+
+
+@app.callback()
+def evaluations() -> None:
+    """A command of its own name, as more are to come."""
+
+
+@app.command("run")
+def run_command(
+    suite: Annotated[str, typer.Option(help=f"A JSONL file of cases, or `{NAME}`, the built-in suite.")],
+    key: Annotated[str, typer.Option(help="A key with `inference`; `-` reads it from standard input.")],
+    model: Annotated[
+        str, typer.Option("--adapter", "--model", help="NAME@VERSION, NAME:ALIAS or a base model.")
+    ],
+    baseline: Annotated[
+        str | None, typer.Option(help="What it is compared with, such as NAME:production.")
+    ] = None,
+    min_pass: Share = None,
+    max_regression: Share = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of cases with a temperature.")] = 0,
+    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    out: Annotated[Path | None, typer.Option(help="Write the report to this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a suite; exit code 1 if the pass rate is below --min-pass, or below the baseline's by more than --max-regression."""
+    with exit_codes():
+        try:
+            found = asyncio.run(_evaluate(_suite(suite), url, read_key(key), model, baseline, seed))
+        except GatewayError as error:
+            raise StartError(str(error)) from error
+    if out is not None:
+        out.write_bytes(report_bytes(found.report) + b"\n")
+    if as_json:
+        typer.echo(report_bytes(found.report).decode())
+    else:
+        _print(found)
+    if reasons := violations(found.report, min_pass, max_regression):
+        Console(stderr=True, soft_wrap=True).print(f"[red]failed:[/red] {escape('; '.join(reasons))}")
+        raise typer.Exit(1)
+
+
+async def _evaluate(
+    suite: Suite, url: str, key: str, model: str, baseline: str | None, seed: int
+) -> Evaluation:
+    console, total = Console(stderr=True), len(suite.cases) * (1 if baseline is None else 2)
+    async with open_server(url, key, "v1") as client:
+        with console.status("") as status:
+            return await evaluate(
+                *(suite, model, baseline, seed, asking(client)),
+                on_case=lambda done: status.update(f"{done} of {total} answers"),
+            )
+
+
+def _suite(name: str) -> Suite:
+    """Read a suite. Raises `SuiteInvalid`, `StartError`."""
+    if name == NAME:
+        return read_suite(conformance_suite())
+    try:
+        with Path(name).open("rb") as file:
+            return read_suite(file.read(MAX_SUITE_BYTES + 1))
+    except OSError as error:
+        raise StartError(f"--suite {name}: {error.strerror}") from error
+
+
+def violations(report: Report, min_pass: float | None, max_regression: float | None) -> list[str]:
+    """Say which bounds a report does not keep."""
+    found = []
+    if min_pass is not None and report.figures.pass_rate < min_pass:
+        found.append(f"the pass rate is {report.figures.pass_rate:.4g}, but must be at least {min_pass:g}")
+    if max_regression is not None and report.regression > max_regression:
+        found.append(f"it is {report.regression:.4g} below the baseline; allowed is {max_regression:g}")
+    return found
+
+
+def _print(found: Evaluation) -> None:
+    report, console = found.report, Console()
+    table = Table("model", "passed", "rate (95 %)", "prompt", "completion", "median s", "unmet")
+    sides = [(report.model, report.figures, found.seconds)]
+    if report.baseline is not None and report.baseline_figures is not None:
+        sides.append((report.baseline, report.baseline_figures, found.baseline_seconds))
+    for model, figures, seconds in sides:
+        table.add_row(*_row(escape(model.model), report.total, figures, statistics.median(seconds)))
+    console.print(table)
+    if (compared := report.comparison) is not None:
+        console.print(
+            f"worse in {compared.worse}, better in {compared.better} cases, p = {compared.p_value:.3g}"
+        )
+    for case in report.cases[:SHOWN]:
+        failed = ", ".join(case.answer.failed) or "passes"
+        said = (
+            case.answer.error or case.answer.text or str([(c.name, c.arguments) for c in case.answer.calls])
+        )
+        console.print(f"{case.case}: {failed}: {said[:120]!r}", markup=False, soft_wrap=True)
+
+
+def _row(model: str, total: int, figures: Figures, median_s: float) -> tuple[str, ...]:
+    low, high = figures.interval
+    rate = f"{figures.pass_rate:.3f} ({low:.3f} to {high:.3f})"
+    unmet = ", ".join(f"{name} {count}" for name, count in figures.unmet.items())
+    tokens = (str(figures.prompt_tokens), str(figures.completion_tokens))
+    return (model, f"{figures.passed} of {total}", rate, *tokens, f"{median_s:.2f}", unmet)

@@ -1,0 +1,24 @@
+"""Figures of pass rates: Wilson's interval (1927) of one, and McNemar's exact test (1947) of two on the same cases."""
+
+import math
+from statistics import NormalDist
+from typing import Final
+
+CONFIDENCE: Final = 0.95
+_Z: Final = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+
+
+def wilson_interval(passed: int, total: int) -> tuple[float, float]:
+    """Return the interval of a pass rate at `CONFIDENCE`. `total` is at least 1."""
+    rate, z2 = passed / total, _Z**2
+    middle = (rate + z2 / (2 * total)) / (1 + z2 / total)
+    half = _Z / (1 + z2 / total) * math.sqrt(rate * (1 - rate) / total + z2 / (4 * total**2))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def paired_p_value(worse: int, better: int) -> float:
+    """Return the two-sided probability of so uneven a split of the cases on which two models differ, if they are equally good."""
+    differing = worse + better
+    tail = sum(math.comb(differing, k) for k in range(min(worse, better) + 1))
+    # Whole numbers: a float has no place for the powers of many cases.
+    return min(1.0, 2 * tail / 2**differing) if differing else 1.0
