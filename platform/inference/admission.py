@@ -293,4 +293,5 @@ def _request(context: RequestContext, model: ResolvedModel, sizes: RequestSizes)
         completion_tokens=sizes.completion_tokens,
         sequences=sizes.sequences,
         session=context.session,
+        alias=model.alias,
     )

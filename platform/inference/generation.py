@@ -20,6 +20,7 @@ from loraplex.engine.errors import (
 )
 from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Scored, Started
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.grammar.errors import SchemaNotSatisfied
 from loraplex.platform.errors import AdapterMismatch, EngineFailed, GatewayError, RequestRevoked
 from loraplex.platform.inference.admission import PendingAdmission
 from loraplex.platform.inference.choice_probabilities import ScoredChoices
@@ -250,6 +251,7 @@ class Generation:
             charged=charged,
             streams=streams,
             recorded=complete,
+            unsatisfied=isinstance(error, SchemaNotSatisfied),
         )
         await self._dependencies.background_tasks.finish(settlement)
 
@@ -269,6 +271,7 @@ class Generation:
         charged: bool,
         streams: bool,
         recorded: bool,
+        unsatisfied: bool,
     ) -> None:
         """`outcome`: that of a request that is not complete, with `engine_code` where the engine failed it."""
         try:
@@ -280,6 +283,8 @@ class Generation:
             if done:
                 self._dependencies.poison_memory.record_finished(self._requests)
             usage = self._used_so_far("completed" if done else outcome, self.stats.timings())
+            if unsatisfied:
+                usage = replace(usage, unsatisfied=True)
             if usage.outcome == "revoked" and not streams:
                 usage = replace(usage, completion_tokens=0, reasoning_tokens=0)
             reservation = await self._pending.reservation_or_none()

@@ -30,7 +30,7 @@ class ResolvedModel:
     """`name` as the caller wrote it; `adapter` is `name@version`. All adapter fields are None for the base model.
 
     `tool_style`, `reasoning_style` and `defaults` are the adapter version's profile: None and empty without one. `created`: when
-    the version was uploaded, in seconds of the Unix epoch.
+    the version was uploaded, in seconds of the Unix epoch. `alias`: by which it was chosen; None for a pinned version.
     """
 
     name: str
@@ -42,6 +42,7 @@ class ResolvedModel:
     adapter_id: UUID | None = None
     version: int | None = None
     created: int | None = None
+    alias: str | None = None
 
     @property
     def adapter_name(self) -> str | None:
@@ -174,6 +175,7 @@ def _model(name: str, adapter: ResolvedAdapter) -> ResolvedModel:
         adapter_id=adapter.adapter_id,
         version=adapter.version,
         created=int(adapter.created_at.timestamp()),
+        alias=adapter.alias,
     )
 
 

@@ -40,6 +40,7 @@ from loraplex.platform.inference.structured_output.value_validation import (
     ValueValidation,
     value_validation_task,
 )
+from loraplex.platform.jobs.canary_watch import CanaryWatch
 from loraplex.platform.jobs.housekeeping import Housekeeping
 from loraplex.platform.jobs.meter_export import MeterExporter, MeterFile, MeterSink, MeterUrl
 from loraplex.platform.jobs.month_closing import MonthClosing
@@ -195,6 +196,7 @@ def _jobs(
     yield report_other_fingerprints(database, resources.info.system_fingerprint)
     yield _housekeeping(settings, dependencies, resources).run()
     yield MonthClosing(database=database, grace=timedelta(hours=settings.invoice_grace_hours)).run()
+    yield CanaryWatch(database=database, publisher=resources.admissions).run()
     billing.watch_counters(lambda: resources.admissions.reconciliation.drifts_pico)
     yield UsageReconciliation(database=database, recorder=billing).run()
     yield from _outbox(settings, dependencies, resources, stack)

@@ -18,6 +18,7 @@ from loraplex.tenants.models import (
     AdapterAlias,
     AdapterVersion,
     AdmissionEpoch,
+    AliasGuard,
     AliasTarget,
     ApiKey,
     Base,
@@ -39,7 +40,8 @@ from loraplex.tenants.models import (
 ERASED_TABLES: Final[tuple[type[Base], ...]] = (
     *(UserSession, Invitation, Membership),
     *(WebhookDelivery, WebhookEndpoint, OutboxEvent),
-    *(IdempotencyRecord, QuotaEvent, UploadPart, Upload, AliasTarget, AdapterAlias, AdapterVersion),
+    *(IdempotencyRecord, QuotaEvent, UploadPart, Upload),
+    *(AliasGuard, AliasTarget, AdapterAlias, AdapterVersion),
     *(Quota, Adapter, ApiKey, ReservationRow, AdmissionEpoch),
 )
 """Referring tables come before the tables they refer to, so that no cascade is larger than a batch."""

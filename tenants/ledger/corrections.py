@@ -22,6 +22,7 @@ CORRECTION: Final = "correction"
 COPIED: Final = (
     *("tenant_id", "client_request_id", "api_key_id", "adapter_id", "adapter_version", "digest", "outcome"),
     *("price_version_id", "currency", "day", "month", "admitted_at", "system_fingerprint", "session"),
+    *("alias", "unsatisfied"),
 )
 NEGATED: Final = ("uncached_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "amount_pico")
 

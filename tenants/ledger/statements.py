@@ -74,7 +74,7 @@ NO_ID: Final = "'00000000-0000-0000-0000-000000000000'::uuid"
 RECORD_COLUMNS: Final = """
     id, tenant_id, kind, reverses_id, reason, client_request_id, api_key_id, adapter_id, adapter_version, digest, outcome,
     uncached_tokens, cached_tokens, completion_tokens, price_version_id, currency, amount_pico, day, month, admitted_at,
-    ttft_ms, duration_ms, system_fingerprint, reasoning_tokens, session
+    ttft_ms, duration_ms, system_fingerprint, reasoning_tokens, session, alias, unsatisfied
 """
 ADD_TO_ROLLUPS: Final = f"""
     INSERT INTO usage_rollups AS u (
@@ -157,7 +157,8 @@ WITH given AS MATERIALIZED (
         adapter_id uuid, adapter_version integer, digest text, outcome text, uncached_tokens bigint, cached_tokens bigint,
         completion_tokens bigint, price_version_id uuid, currency text, amount_pico bigint, day text, month text,
         admitted_at timestamptz, ttft_ms integer, duration_ms integer, ttft_bucket integer, gap_buckets bigint[],
-        phases jsonb, limits jsonb, system_fingerprint text, reasoning_tokens bigint, session text
+        phases jsonb, limits jsonb, system_fingerprint text, reasoning_tokens bigint, session text,
+        alias text, unsatisfied boolean
     ) ORDER BY g.id
 ), locked AS MATERIALIZED (
     SELECT e.tenant_id, e.epoch FROM admission_epochs e
@@ -167,7 +168,7 @@ WITH given AS MATERIALIZED (
     SELECT g.id, g.tenant_id, g.kind, g.reverses_id, g.reason, g.client_request_id, g.api_key_id, g.adapter_id,
         g.adapter_version, g.digest, g.outcome, g.uncached_tokens, g.cached_tokens, g.completion_tokens,
         g.price_version_id, g.currency, g.amount_pico, g.day, g.month, g.admitted_at, g.ttft_ms, g.duration_ms, g.system_fingerprint,
-        g.reasoning_tokens, g.session
+        g.reasoning_tokens, g.session, g.alias, coalesce(g.unsatisfied, false)
     FROM given g LEFT JOIN locked l ON l.tenant_id = g.tenant_id
     WHERE g.outcome IS NOT NULL ORDER BY g.id
     ON CONFLICT (id) DO NOTHING

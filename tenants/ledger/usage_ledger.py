@@ -363,6 +363,8 @@ def usage_row(reservation: Reservation, usage: SettledUsage) -> Row:
         "system_fingerprint": usage.system_fingerprint,
         "reasoning_tokens": usage.reasoning_tokens,
         "session": request.session,
+        "alias": request.alias,
+        "unsatisfied": usage.unsatisfied,
     }
 
 

@@ -1,5 +1,6 @@
 """The tables (SQLAlchemy 2). Invariant: every row of a tenant carries `tenant_id`, and row-level security is forced on it."""
 
+from loraplex.tenants.canaries.tables import AliasGuard
 from loraplex.tenants.invoices.tables import CreditEntry, CreditGrant, Invoice, InvoiceLineRow, InvoiceNumber
 from loraplex.tenants.models.accounts import ENVIRONMENTS, ApiKey, Tenant
 from loraplex.tenants.models.adapters import (
@@ -68,6 +69,7 @@ __all__ = [
     "AdapterAlias",
     "AdapterVersion",
     "AdmissionEpoch",
+    "AliasGuard",
     "AliasTarget",
     "ApiKey",
     "AuditEntry",

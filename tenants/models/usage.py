@@ -42,7 +42,8 @@ class UsageRecord(Base):
     has its negative tokens and amount. `completion_tokens` includes `reasoning_tokens`. `price_version_id` is null for rows
     from before rate cards. A row outlives keys and adapters, so it names them without a foreign key. `system_fingerprint`: of
     the engine that ran the request; null for one that none had begun, and for rows from before it was kept. `session`: a label
-    that the gateway made of what the client named so.
+    that the gateway made of what the client named so. `alias`: by which the version was chosen; null where the request named the
+    version, or the base model. `unsatisfied`: the answer missed its schema.
     """
 
     __tablename__ = "usage_records"
@@ -52,6 +53,10 @@ class UsageRecord(Base):
         Index(
             *("ix_usage_records_tenant_id_session_id", "tenant_id", "session", "id"),
             postgresql_where=text("session IS NOT NULL"),
+        ),
+        Index(
+            *("ix_usage_records_alias_settled_at", "tenant_id", "adapter_id", "alias", "settled_at"),
+            postgresql_where=text("alias IS NOT NULL"),
         ),
         CheckConstraint(one_of("kind", KINDS), name="kind"),
         CheckConstraint(
@@ -94,6 +99,8 @@ class UsageRecord(Base):
     system_fingerprint: Mapped[str | None]
     reasoning_tokens: Mapped[BigInt] = mapped_column(server_default="0")
     session: Mapped[str | None]
+    alias: Mapped[str | None]
+    unsatisfied: Mapped[bool] = mapped_column(server_default="false")
 
 
 class UsageRollup(Base):

@@ -44,9 +44,9 @@ class ReservationRequest:
     and, unless it is for the base model, the adapter, in this order, with their limits; `limit_root`: the root of the group.
     `session`: the label of the session that it belongs to; `counts_session`: one of them limits its tokens.
     Admission sets these three and `amount_nano`, by `bound`, before anything is reserved; the rest never changes.
-    `tier`, the tenant's, and `adapter_name`, None for the base model, choose the price.
+    `tier`, the tenant's, and `adapter_name`, None for the base model, choose the price. `alias`: None for a pinned version and the base.
     The ledger stores of open requests neither `subjects`, `limit_root`, `request_id`, `tier`, `adapter_name`, `policy_epoch`,
-    which only an admission needs, nor the session. Raises `InvalidField`.
+    which only an admission needs, nor session and alias. Raises `InvalidField`.
     """
 
     id: UUID
@@ -67,6 +67,7 @@ class ReservationRequest:
     amount_nano: int = 0
     session: str | None = None
     counts_session: bool = False
+    alias: str | None = None
 
     def __post_init__(self) -> None:
         if self.subjects and tuple(subject.level for subject in self.subjects) not in LEVELS:
@@ -171,8 +172,8 @@ class SettledUsage:
 
     `amount_pico` follows from the price and is set by admission, as are `limits`, those of the reservation. `refused`: before
     anything ran, so that the request is given back too, not only what it reserved. `system_fingerprint`: of the engine that ran
-    it. It, `timings` or `limits` None: unknown, as of an end that an earlier release wrote. Equal usage may have taken other times
-    and met other limits. Raises `InvalidField`.
+    it. `unsatisfied`: the answer missed its schema. Fingerprint, `timings` or `limits` None: unknown, as of an end that an earlier
+    release wrote. Equal usage may have taken other times and met other limits. Raises `InvalidField`.
     """
 
     outcome: Outcome | None
@@ -183,6 +184,7 @@ class SettledUsage:
     amount_pico: int = 0
     refused: bool = field(default=False, compare=False)
     system_fingerprint: str | None = field(default=None, compare=False)
+    unsatisfied: bool = field(default=False, compare=False)
     timings: RequestTimings | None = field(default=None, compare=False)
     limits: tuple[LimitAtAdmission, ...] | None = field(default=None, compare=False)
 

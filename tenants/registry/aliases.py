@@ -10,6 +10,8 @@ from uuid import UUID
 from sqlalchemy import select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.canaries.guards import GuardedAlias, GuardRepository
+from loraplex.tenants.canaries.records import GuardBounds
 from loraplex.tenants.errors import AliasNotFound, InvalidField
 from loraplex.tenants.models import Adapter, AdapterAlias, AliasTarget
 from loraplex.tenants.names import ALIAS_NAME, is_name
@@ -63,16 +65,25 @@ class AliasRepository:
         return (await self._session.scalars(query.order_by(AdapterAlias.alias))).all()
 
     async def lead(
-        self, adapter: Adapter, alias: str, record: AdapterAlias | None, targets: Mapping[int, int]
+        self,
+        adapter: Adapter,
+        alias: str,
+        record: AdapterAlias | None,
+        targets: Mapping[int, int],
+        guard: GuardBounds | None = None,
+        *,
+        same: bool = False,
     ) -> AdapterAlias:
-        """Begin the next generation of an alias, or for None its first."""
+        """Begin the next generation of an alias, or for None its first. `same`: its targets stay, so a rollback's too."""
         now = datetime.now(UTC)
         keys = {"adapter_id": adapter.id, "alias": alias, "tenant_id": self._tenant_id}
         if record is None:
             record = AdapterAlias(**keys, generation=1, updated_at=now)
             self._session.add(record)
         else:
-            record.previous_generation, record.generation = record.generation, record.generation + 1
+            if not same:
+                record.previous_generation = record.generation
+            record.generation += 1
             record.updated_at = now
         await self._session.flush()
         for version, weight in targets.items():
@@ -80,6 +91,9 @@ class AliasRepository:
                 AliasTarget(**keys, generation=record.generation, version=version, weight=weight)
             )
         await self._session.flush()
+        if guard is not None:
+            place = GuardedAlias(self._tenant_id, adapter.id, alias, record.generation)
+            await GuardRepository(self._session).set(place, guard, targets)
         return record
 
     async def document(self, name: str, record: AdapterAlias) -> AliasDocument:
@@ -101,12 +115,14 @@ class AliasRepository:
         found: dict[tuple[str, int | None], dict[int, int]] = {place: {} for place in wanted}
         for target in await self._session.scalars(query):
             found[target.alias, target.generation][target.version] = target.weight
+        guards = await GuardRepository(self._session).of(records)
         return [
             AliasDocument.of(
                 name,
                 record,
                 found[record.alias, record.generation],
                 found.get((record.alias, record.previous_generation)),
+                guards.get(record.alias),
             )
             for record in records
         ]

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from pydantic import ConfigDict, Field
 
+from loraplex.tenants.canaries.records import GuardDocument
 from loraplex.tenants.records import Record, UtcTime
 
 if TYPE_CHECKING:
@@ -99,7 +100,9 @@ class ShareDocument(Record):
 
 
 class AliasDocument(Record):
-    """`version`: the version of all requests, null for a split. `previous`: the target of a rollback. `revision`: the ETag."""
+    """`version`: the version of all requests, null for a split. `previous`: the target of a rollback. `revision`: the ETag.
+    `guard`: that of the present split, null without one.
+    """
 
     name: str
     alias: str
@@ -108,10 +111,16 @@ class AliasDocument(Record):
     previous: list[ShareDocument] | None
     updated_at: UtcTime
     revision: int
+    guard: GuardDocument | None = None
 
     @classmethod
     def of(
-        cls, name: str, row: "AdapterAlias", targets: Mapping[int, int], previous: Mapping[int, int] | None
+        cls,
+        name: str,
+        row: "AdapterAlias",
+        targets: Mapping[int, int],
+        previous: Mapping[int, int] | None,
+        guard: GuardDocument | None = None,
     ) -> "AliasDocument":
         """Return an alias of the adapter `name`. `targets` and `previous`: version -> weight in percent."""
         return cls(
@@ -122,6 +131,7 @@ class AliasDocument(Record):
             previous=None if previous is None else _shares(previous),
             updated_at=row.updated_at,
             revision=row.generation,
+            guard=guard,
         )
 
     @property

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
+from loraplex.tenants.canaries.guards import check_guard
+from loraplex.tenants.canaries.records import GuardBounds
 from loraplex.tenants.errors import AliasMoved, NoPreviousVersion
 from loraplex.tenants.names import check_alias_name
 from loraplex.tenants.registry.adapters import AdapterRepository
@@ -22,9 +24,11 @@ async def move(
     alias: str,
     targets: Mapping[int, int],
     *,
+    guard: GuardBounds | None = None,
     seen: int | None = None,
 ) -> AliasDocument:
-    """Point an alias to ready versions (version -> weight in percent), and create it if there is none.
+    """Point an alias to ready versions (version -> weight in percent), and create it if there is none. `guard`: what the newer
+    one of two must keep; None ends a guard.
 
     `seen`: the generation that the author has read, `ABSENT` for no alias, None for any. Raises `InvalidField`,
     `AdapterNotFound`, `VersionNotFound`, `VersionNotReady`, `AliasMoved`.
@@ -38,11 +42,17 @@ async def move(
     record = await aliases.find(adapter, check_alias_name(alias))
     before = None if record is None else await aliases.document(name, record)
     _require_seen(name, alias, ABSENT if before is None else before.revision, seen)
-    if before is not None and before.targets == targets:
+    present = None if before is None else before.guard
+    if guard is not None:
+        former = () if before is None else (before.main_version,)
+        guard = check_guard(guard, targets, former if present is None else (present.baseline, *former))
+    same = before is not None and before.targets == targets
+    if before is not None and same and guard == (present and present.bounds):
         return before
-    moved = await aliases.document(name, await aliases.lead(adapter, alias, record, targets))
+    led = await aliases.lead(adapter, alias, record, targets, guard, same=same)
+    moved = await aliases.document(name, led)
     action = "alias.create" if before is None else "alias.move"
-    await uow.audit.record(action, target(moved), *_moved(moved), tenant_id=tenant_id)
+    await uow.audit.record(action, target(moved), _audited(before), _audited(moved), tenant_id=tenant_id)
     return moved
 
 
@@ -58,13 +68,16 @@ async def roll_back(
     adapter = await adapters.locked(name)
     record = await aliases.existing(adapter, alias)
     _require_seen(name, alias, record.generation, seen)
-    targets = (await aliases.document(name, record)).previous_targets
+    before = await aliases.document(name, record)
+    targets = before.previous_targets
     if not targets:
         raise NoPreviousVersion(f"{name}:{alias} has been where it is now from its beginning")
     for version in targets:
         await adapters.check_ready(adapter, version)
     moved = await aliases.document(name, await aliases.lead(adapter, alias, record, targets))
-    await uow.audit.record("alias.rollback", target(moved), *_moved(moved), tenant_id=tenant_id)
+    await uow.audit.record(
+        "alias.rollback", target(moved), _audited(before), _audited(moved), tenant_id=tenant_id
+    )
     return moved
 
 
@@ -82,8 +95,7 @@ async def delete(
     last = await aliases.document(name, record)
     await uow.session.delete(record)
     await uow.session.flush()
-    before = {"targets": last.targets}
-    await uow.audit.record("alias.delete", target(last), before, tenant_id=tenant_id)
+    await uow.audit.record("alias.delete", target(last), _audited(last), tenant_id=tenant_id)
     return last
 
 
@@ -92,10 +104,12 @@ def _require_seen(name: str, alias: str, present: int, seen: int | None) -> None
         raise AliasMoved(f"{name}:{alias} has moved since it was read")
 
 
-def _moved(state: AliasDocument) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Return `before` and `after` of the audit entry."""
-    before = None if state.previous is None else {"targets": state.previous_targets}
-    return before, {"targets": state.targets}
+def _audited(state: AliasDocument | None) -> dict[str, Any] | None:
+    """Return what an audit entry has of an alias."""
+    if state is None:
+        return None
+    guard = {} if state.guard is None else {"guard": state.guard.bounds.model_dump(exclude_none=True)}
+    return {"targets": state.targets, **guard}
 
 
 def target(alias: AliasDocument) -> str:

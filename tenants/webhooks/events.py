@@ -65,13 +65,37 @@ class InvoiceFinalized(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return str(self.invoice_id)
 
 
-EventData: TypeAlias = QuotaThreshold | AdapterState | InvoiceFinalized
+class AliasReverted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A guard has set an alias back to the version `baseline`. `reason`: the bound that the version `canary` broke.
+
+    `counts`: requests of both versions and what became of them, by the names of the alias's `guard.counts`, since the split
+    `began_at`.
+    """
+
+    TYPE: ClassVar[str] = "alias.reverted"
+
+    adapter: str
+    alias: str
+    baseline: int
+    canary: int
+    reason: str
+    began_at: datetime
+    counts: dict[str, int]
+
+    @property
+    def subject(self) -> str:
+        """What the event is about: one split goes back once."""
+        return f"{self.adapter}:{self.alias}/{self.began_at.isoformat()}"
+
+
+EventData: TypeAlias = QuotaThreshold | AdapterState | InvoiceFinalized | AliasReverted
 DATA_TYPES: Final[dict[str, type[EventData]]] = {
     "quota.threshold": QuotaThreshold,
     "adapter.ready": AdapterState,
     "adapter.rejected": AdapterState,
     "adapter.quarantined": AdapterState,
     InvoiceFinalized.TYPE: InvoiceFinalized,
+    AliasReverted.TYPE: AliasReverted,
 }
 """Every type of event with its data. Triggers write those of quotas and adapters."""
 
@@ -91,7 +115,7 @@ def event_body(
     return msgspec.json.encode(document, order="deterministic")
 
 
-async def add_event(session: AsyncSession, tenant_id: UUID, event: InvoiceFinalized) -> None:
+async def add_event(session: AsyncSession, tenant_id: UUID, event: InvoiceFinalized | AliasReverted) -> None:
     """Add an event of a tenant, in the transaction of an operator that it reports. Adding it again changes nothing."""
     row = {
         "tenant_id": tenant_id,

@@ -13,6 +13,7 @@ EVENT_TYPES: Final = (
     "adapter.rejected",
     "adapter.quarantined",
     "invoice.finalized",
+    "alias.reverted",
 )
 DELIVERY_STATES: Final = ("pending", "delivered", "dead")
 MAX_WEBHOOKS: Final = 16

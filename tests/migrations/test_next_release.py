@@ -26,6 +26,8 @@ REASONS: Final[dict[str, str]] = {
     "ALTER TABLE meter_exports DROP CONSTRAINT ck_meter_exports_meter": "a wider one replaces it at once",
     "CREATE OR REPLACE FUNCTION add_to_monthly_rollups": "it adds one more column, which has a default",
     "DO $$ DECLARE body text; BEGIN FOR body IN SELECT pg_get_functiondef": "it minds one more column of quotas",
+    "ALTER TABLE webhook_endpoints DROP CONSTRAINT ck_webhook_endpoints_events": "a wider one replaces it at once",
+    "ALTER TABLE outbox_events DROP CONSTRAINT ck_outbox_events_type": "a wider one replaces it at once",
     "DROP TRIGGER move_limit_roots": "they are made again in the same transaction",
 }
 """Statements that do more than add, by their beginning: why the release before is not affected."""

@@ -13,6 +13,7 @@ from loraplex.platform.web.openapi import described, listed
 from loraplex.platform.web.request_bodies import RequestModel, request_model
 from loraplex.platform.web.responses import documented, reply_with
 from loraplex.platform.web.sorting import SortOrder, by_text
+from loraplex.tenants.canaries.records import GuardBounds
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry import use_cases as aliases
 from loraplex.tenants.registry.records import MAX_TARGETS, MAX_VERSION, WHOLE, AliasDocument
@@ -29,10 +30,13 @@ class Share(RequestModel):
 
 
 class AliasTargets(RequestModel):
-    """Exactly one of `version` and `split`. The weights of a split sum to 100."""
+    """Exactly one of `version` and `split`. The weights of a split sum to 100. `guard`: when a split of two versions goes back by
+    itself.
+    """
 
     version: int | None = Field(default=None, ge=1, le=MAX_VERSION)
     split: list[Share] | None = Field(default=None, min_length=1, max_length=MAX_TARGETS)
+    guard: GuardBounds | None = None
 
 
 @router.get("/adapters/{name}/aliases", **listed(AliasDocument))
@@ -58,7 +62,7 @@ async def put_alias(
     seen, targets = if_match_or_new(request.http), targets_of(body)
     status = 201 if seen == ABSENT else 200
     return await request.replying(lambda moved: reply_with(moved, status)).run(
-        aliases.move, request.tenant_id, name, alias, targets, seen=seen
+        aliases.move, request.tenant_id, name, alias, targets, guard=body.guard, seen=seen
     )
 
 

@@ -27,6 +27,8 @@ ROWS = """
     INSERT INTO quotas (id, tenant_id, tokens_per_day) VALUES (gen_random_uuid(), %(tenant)s, 5);
     INSERT INTO quotas (id, tenant_id, api_key_id, tokens_per_day)
         SELECT gen_random_uuid(), %(tenant)s, id, 5 FROM api_keys WHERE tenant_id = %(tenant)s LIMIT 1;
+    INSERT INTO alias_guards (adapter_id, alias, tenant_id, generation, baseline, canary, canary_weight, max_unsatisfied, min_requests)
+        SELECT adapter_id, alias, tenant_id, generation, 1, 2, 10, 0.1, 100 FROM adapter_aliases WHERE tenant_id = %(tenant)s;
     INSERT INTO uploads (id, tenant_id, adapter_id, files, size_bytes, part_size, state, expires_at)
         SELECT gen_random_uuid(), %(tenant)s, id, '[]', 1, 1, 'open', now() FROM adapters WHERE tenant_id = %(tenant)s;
     INSERT INTO upload_parts (upload_id, file, number, tenant_id, size_bytes, sha256, object_id)

@@ -43,6 +43,8 @@ class Used:
     adapter_version: int = 1
     reasoning: int = 0
     session: str | None = None
+    alias: str | None = None
+    unsatisfied: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,4 +160,6 @@ def _row(tenant: UsingTenant, used: Used) -> dict[str, Any]:
         "limits": used.limits,
         "reasoning_tokens": used.reasoning,
         "session": used.session,
+        "alias": used.alias,
+        "unsatisfied": used.unsatisfied,
     }
