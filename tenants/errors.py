@@ -29,6 +29,9 @@ TenantsError
 │   ├── PhasesNotFound       the phases of a request are not stored, or not any more
 │   ├── WebhookNotFound
 │   ├── DeliveryNotFound     the endpoint has no such delivery
+│   ├── SuiteNotFound
+│   ├── EvaluationNotFound   no such evaluation, or it has no report
+│   ├── GateNotFound
 │   ├── UserNotFound         no such person or invitation
 │   └── LinkNotValid         the one-time link was used, has expired, or never was
 ├── Conflict                 the present state forbids the change
@@ -45,6 +48,9 @@ TenantsError
 │   ├── StoredResponseUnreadable  the stored response was encrypted with another server secret
 │   ├── KeyEnded             the key is revoked or expired: nothing of it may change
 │   ├── UploadEnded          it was completed, aborted, or has expired
+│   ├── EvaluationEnded      there is nothing to cancel
+│   ├── GateFailed           the gate of an alias refuses a version: names the report
+│   ├── ContentUnreadable    a suite or report was encrypted with another server secret
 │   ├── UploadClaimed        its parts are being assembled
 │   ├── DeliveryPending      it has not ended, so there is nothing to repeat
 │   ├── WebhookSecretUnreadable  the secret was encrypted with another server secret
@@ -76,6 +82,8 @@ TenantsError
     │   └── JournalUnreadable  the file is damaged, or written by another release
     └── QuotaUnavailable     what is left of a limit is unknown now: names it and its level
 """
+
+from uuid import UUID
 
 from loraplex.tenants.rate_state import RateState
 
@@ -183,6 +191,18 @@ class UploadNotFound(NotFound):
     pass
 
 
+class SuiteNotFound(NotFound):
+    pass
+
+
+class EvaluationNotFound(NotFound):
+    pass
+
+
+class GateNotFound(NotFound):
+    pass
+
+
 class InvoiceNotFound(NotFound):
     pass
 
@@ -262,6 +282,22 @@ class InUse(Conflict):
 
 class UploadEnded(Conflict):
     pass
+
+
+class EvaluationEnded(Conflict):
+    pass
+
+
+class ContentUnreadable(Conflict):
+    pass
+
+
+class GateFailed(Conflict):
+    """`evaluation`: the report that does not keep the gate; None where there is no report."""
+
+    def __init__(self, message: str, evaluation: UUID | None) -> None:
+        super().__init__(message)
+        self.evaluation = evaluation
 
 
 class UploadClaimed(Conflict):

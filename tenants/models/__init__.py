@@ -1,6 +1,7 @@
 """The tables (SQLAlchemy 2). Invariant: every row of a tenant carries `tenant_id`, and row-level security is forced on it."""
 
 from loraplex.tenants.canaries.tables import AliasGuard
+from loraplex.tenants.evaluations.tables import AliasGate, Evaluation, EvaluationAnswer, Suite
 from loraplex.tenants.invoices.tables import CreditEntry, CreditGrant, Invoice, InvoiceLineRow, InvoiceNumber
 from loraplex.tenants.models.accounts import ENVIRONMENTS, ApiKey, Tenant
 from loraplex.tenants.models.adapters import (
@@ -69,6 +70,7 @@ __all__ = [
     "AdapterAlias",
     "AdapterVersion",
     "AdmissionEpoch",
+    "AliasGate",
     "AliasGuard",
     "AliasTarget",
     "ApiKey",
@@ -76,6 +78,8 @@ __all__ = [
     "Base",
     "CreditEntry",
     "CreditGrant",
+    "Evaluation",
+    "EvaluationAnswer",
     "Gateway",
     "IdempotencyRecord",
     "Installation",
@@ -99,6 +103,7 @@ __all__ = [
     "ReservationRow",
     "SignInThrottle",
     "SignUpPlan",
+    "Suite",
     "Tenant",
     "TenantBilling",
     "Upload",

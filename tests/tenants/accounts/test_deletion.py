@@ -29,6 +29,16 @@ ROWS = """
         SELECT gen_random_uuid(), %(tenant)s, id, 5 FROM api_keys WHERE tenant_id = %(tenant)s LIMIT 1;
     INSERT INTO alias_guards (adapter_id, alias, tenant_id, generation, baseline, canary, canary_weight, max_unsatisfied, min_requests)
         SELECT adapter_id, alias, tenant_id, generation, 1, 2, 10, 0.1, 100 FROM adapter_aliases WHERE tenant_id = %(tenant)s;
+    INSERT INTO alias_gates (adapter_id, alias, tenant_id, suite, suite_sha256, min_pass, changed_by)
+        SELECT adapter_id, alias, tenant_id, 'conformance', repeat('a', 64), 1, 'k' FROM adapter_aliases
+        WHERE tenant_id = %(tenant)s;
+    INSERT INTO suites (id, tenant_id, name, sha256, cases, size_bytes, content, created_by)
+        VALUES (%(tenant)s, %(tenant)s, 'support', repeat('a', 64), 1, 1, '', 'k');
+    INSERT INTO evaluations (id, tenant_id, adapter_id, version, suite, suite_id, suite_sha256, seed, total, key_id, created_by)
+        SELECT id, tenant_id, id, 1, 'support', tenant_id, repeat('a', 64), 0, 1, 'k', 'k' FROM adapters
+        WHERE tenant_id = %(tenant)s;
+    INSERT INTO evaluation_answers (evaluation_id, side, place, tenant_id, result)
+        SELECT id, 0, 0, tenant_id, '' FROM evaluations WHERE tenant_id = %(tenant)s;
     INSERT INTO uploads (id, tenant_id, adapter_id, files, size_bytes, part_size, state, expires_at)
         SELECT gen_random_uuid(), %(tenant)s, id, '[]', 1, 1, 'open', now() FROM adapters WHERE tenant_id = %(tenant)s;
     INSERT INTO upload_parts (upload_id, file, number, tenant_id, size_bytes, sha256, object_id)

@@ -1,0 +1,1 @@
+"""Suites, evaluations of adapter versions, and the gates of aliases."""
