@@ -1,7 +1,6 @@
 """Reads suites, evaluations and gates of one tenant, and the installation's suites."""
 
 from collections.abc import Sequence
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Row, Select, select
@@ -12,7 +11,7 @@ from loraplex.tenants.errors import EvaluationNotFound, GateNotFound, SuiteNotFo
 from loraplex.tenants.evaluations.records import EvaluationDocument, FoundSuite, GateDocument, SuiteDocument
 from loraplex.tenants.models import Adapter, AliasGate, Evaluation, Suite
 from loraplex.tenants.names import ADAPTER_NAME, is_name
-from loraplex.tenants.pages import Slice, sliced
+from loraplex.tenants.pages import Slice
 from loraplex.tenants.registry.adapters import AdapterRepository
 
 
@@ -65,7 +64,9 @@ async def evaluations(
     query = _evaluations(tenant_id).where(Evaluation.adapter_id == adapter.id)
     if version is not None:
         query = query.where(Evaluation.version == version)
-    rows = await session.execute(sliced(query, part, Evaluation.id, newest_first=True))
+    if part.after is not None:
+        query = query.where(Evaluation.id < part.after)
+    rows = await session.execute(query.order_by(Evaluation.id.desc()).limit(part.fetch))
     return [document(row) for row in rows]
 
 
@@ -106,9 +107,9 @@ def suite_document(row: Suite) -> SuiteDocument:
     return SuiteDocument(shared=row.tenant_id is None, **fields)
 
 
-def document(row: Row[Any]) -> EvaluationDocument:
+def document(row: Row[Evaluation, str]) -> EvaluationDocument:
     """Return the evaluation of a row, which comes with the adapter's name."""
-    evaluation, name = row
+    evaluation, name = row.t
     fields = {
         each: getattr(evaluation, each) for each in EvaluationDocument.model_fields if each != "adapter"
     }
@@ -120,7 +121,9 @@ def _evaluations(tenant_id: UUID) -> Select[Evaluation, str]:
     return joined.where(Evaluation.tenant_id == tenant_id)
 
 
-async def _one(session: AsyncSession, query: Select[Evaluation, str], evaluation_id: UUID) -> Row[Any]:
+async def _one(
+    session: AsyncSession, query: Select[Evaluation, str], evaluation_id: UUID
+) -> Row[Evaluation, str]:
     row = (await session.execute(query.where(Evaluation.id == evaluation_id))).one_or_none()
     if row is None:
         raise EvaluationNotFound(f"no evaluation {evaluation_id}")

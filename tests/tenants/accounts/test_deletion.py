@@ -38,7 +38,7 @@ ROWS = """
         SELECT id, tenant_id, id, 1, 'support', tenant_id, repeat('a', 64), 0, 1, 'k', 'k' FROM adapters
         WHERE tenant_id = %(tenant)s;
     INSERT INTO evaluation_answers (evaluation_id, side, place, tenant_id, result)
-        SELECT id, 0, 0, tenant_id, '' FROM evaluations WHERE tenant_id = %(tenant)s;
+        SELECT id, side, 0, tenant_id, '' FROM evaluations, generate_series(0, 1) AS side WHERE tenant_id = %(tenant)s;
     INSERT INTO uploads (id, tenant_id, adapter_id, files, size_bytes, part_size, state, expires_at)
         SELECT gen_random_uuid(), %(tenant)s, id, '[]', 1, 1, 'open', now() FROM adapters WHERE tenant_id = %(tenant)s;
     INSERT INTO upload_parts (upload_id, file, number, tenant_id, size_bytes, sha256, object_id)
