@@ -26,12 +26,11 @@ from loraplex.adapters.validation.upload_files import PICKLE_FILE, PICKLE_REASON
 from loraplex.adapters.versions.lifecycle import register_folder
 from loraplex.adapters.versions.pending_folders import PendingFolder, PendingFolders
 from loraplex.adapters.versions.version_job import LifecycleConfig, Validation, VersionJob
-from loraplex.tenants.administration import adapters, versions
+from loraplex.tenants.administration import adapters, gated_aliases, versions
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound
 from loraplex.tenants.models import Adapter, AdapterVersion
 from loraplex.tenants.names import check_adapter_name
-from loraplex.tenants.registry import use_cases as aliases
 from loraplex.tenants.registry.adapters import AdapterRepository, profile_of
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.records import SERVING_STATES, WHOLE, AdapterProfile, ProfileChange
@@ -254,7 +253,7 @@ class FolderPush:
         async with self._open_unit(tenant_id) as uow:
             promoted = request.promotes(await _is_first(uow, tenant_id, request.name, record))
             if promoted:
-                await aliases.move(uow, tenant_id, request.name, PRODUCTION, {record.version: WHOLE})
+                await gated_aliases.move(uow, tenant_id, request.name, PRODUCTION, {record.version: WHOLE})
         return promoted
 
 

@@ -287,6 +287,7 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     tenants_errors.RevisionMoved: ErrorRow(412, _INVALID, "precondition_failed"),
     tenants_errors.CountReached: ErrorRow(409, _INVALID, "limit_reached"),
     tenants_errors.InUse: ErrorRow(409, _INVALID, "in_use"),
+    tenants_errors.GateFailed: ErrorRow(409, _INVALID, "gate_failed"),
     tenants_errors.IdempotencyInUse: ErrorRow(409, _INVALID, "idempotency_in_use", retry_after_s=1),
     tenants_errors.IdempotencyMismatch: ErrorRow(422, _INVALID, "idempotency_mismatch"),
     tenants_errors.RateLimited: ErrorRow(429, _RATE, "rate_limit_exceeded", retry_after_s=1),
@@ -393,6 +394,8 @@ def _param(error: Exception) -> str | None:
         return error.param
     if isinstance(error, adapters_errors.UploadRefused):
         return error.subject
+    if isinstance(error, tenants_errors.GateFailed):
+        return None if error.evaluation is None else f"evaluations/{error.evaluation}"
     if isinstance(
         error, tenants_errors.InvalidField | tenants_errors.BoundNotHeld | tenants_errors.CountReached
     ):

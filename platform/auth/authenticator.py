@@ -179,6 +179,10 @@ class Authenticator:
             found = await self._known_key(caller.key_id, away, admitted=False)
         return _confirmed(found, caller, scope)
 
+    async def caller_of(self, key_id: str, address: str | None, scope: str) -> Caller:
+        """Return the caller of a key that was presented from `address` earlier, as it is now. Raises as `renew`."""
+        return _usable(await self._look_up(key_id), address, scope)
+
     def forget(self, tenant_id: UUID) -> None:
         """Let the tenant's keys in the cache expire."""
         self._cache.forget(tenant_id)
@@ -334,8 +338,15 @@ def _confirmed(found: AuthenticatedKey | None, caller: Caller, scope: str | None
     """Check what was found for the key of `caller` now."""
     if found is None or not hmac.compare_digest(found.secret_sha256, caller.key.secret_sha256):
         raise UnknownKey("no such API key")
+    return _usable(found, caller.address, scope)
+
+
+def _usable(found: AuthenticatedKey | None, address: str | None, scope: str | None) -> Caller:
+    """Check what was found for a key that is used from `address` now."""
+    if found is None:
+        raise UnknownKey("no such API key")
     found = check_usable(found, datetime.now(UTC))
-    return check_scope(tenant_caller(check_address(found, caller.address), caller.address), scope)
+    return check_scope(tenant_caller(check_address(found, address), address), scope)
 
 
 def check_scope(caller: Caller, scope: str | None) -> Caller:

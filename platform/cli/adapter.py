@@ -33,7 +33,8 @@ from loraplex.platform.cli.remote_server import read_key
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.parameters.adapter_profile import read_profile_change
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
-from loraplex.tenants.administration import adapters, versions
+from loraplex.tenants.administration import adapters, gated_aliases, versions
+from loraplex.tenants.administration.gated_aliases import GateOverride
 from loraplex.tenants.models import REASONING_STYLES, TOOL_STYLES
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry import use_cases as aliases
@@ -47,6 +48,7 @@ from loraplex.tenants.registry.records import (
     ReasoningStyle,
     VersionDocument,
 )
+from loraplex.tenants.scopes import TENANT_SCOPES
 
 NO_STYLE = "none"
 BASE_STYLE = "base"
@@ -246,6 +248,9 @@ def alias(
         int | None, typer.Argument(min=1, help="The version that the alias points to from now on.")
     ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Delete the alias instead.")] = False,
+    override_gate: Annotated[
+        str | None, typer.Option(metavar="REASON", help="Move past the alias's gate. It is audited.")
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -253,11 +258,16 @@ def alias(
     if delete == (version is not None):
         raise typer.BadParameter("either VERSION or --delete is needed")
 
+    override = None if override_gate is None else GateOverride(override_gate, TENANT_SCOPES)
+
     async def run(command: TenantCommand) -> AliasDocument:
         async with command.unit_of_work() as uow:
             if version is None:
                 return await aliases.delete(uow, command.tenant_id, name, alias_name)
-            return await aliases.move(uow, command.tenant_id, name, alias_name, {version: WHOLE})
+            moved = {version: WHOLE}
+            return await gated_aliases.move(
+                uow, command.tenant_id, name, alias_name, moved, override=override
+            )
 
     record = _run_on(tenant, data_dir, run, as_json)
     if delete:

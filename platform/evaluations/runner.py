@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 import httpx
+import msgspec
 
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.evaluations.answers import Answer, Reply, Validate, judged, validate_here
@@ -29,8 +30,7 @@ class EvaluationFailed(GatewayError):
     """The suite cannot be run to its end: a limit that does not refill, a model that does not exist, another model midway."""
 
 
-@dataclass(frozen=True, slots=True)
-class CaseResult:
+class CaseResult(msgspec.Struct, frozen=True):
     """`seconds`: from the request to the end of the answer."""
 
     index: int
@@ -48,7 +48,7 @@ async def run_cases(
         case = suite.cases[index]
         reply = await _reply(ask, case.body(model, seed, salt))
         found = EvaluatedModel(
-            model,
+            reply.headers.get("x-loraplex-adapter", model),
             reply.headers.get("x-loraplex-adapter-digest", ""),
             str(reply.document.get("system_fingerprint") or ""),
         )
@@ -110,7 +110,7 @@ async def evaluate(
                 on_case(sum(len(side[1]) for side in sides) + len(answers))
         sides.append((served, answers, seconds))
     (first, answers, seconds), (second, others, other_seconds) = sides
-    if baseline is not None and first.digest == second.digest and first.system_fingerprint:
+    if baseline is not None and first == second and first.system_fingerprint:
         raise EvaluationFailed(f"{baseline} is {model} itself: there is nothing to compare")
     compared = None if baseline is None else (second, others)
     return Evaluation(make_report(suite, seed, (first, answers), compared), seconds, other_seconds)

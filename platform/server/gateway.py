@@ -31,6 +31,7 @@ from loraplex.platform.datastores.connections import (
     schema_revision,
 )
 from loraplex.platform.engines.pool import EnginePool
+from loraplex.platform.evaluations.suite_check import SuiteChecks, suite_check_task
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -173,8 +174,10 @@ async def _assemble(
         _run_in_background(job, stack)
     exposition = MetricsExposition(resources.metrics.render)
     observers = request_observers(settings, resources.metrics, stack)
+    app = await _create_app(settings, dependencies, resources.health, exposition, observers)
+    _run_in_background(app.state.evaluations.run(), stack)
     return OpenGateway(
-        app=await _create_app(settings, dependencies, resources.health, exposition, observers),
+        app=app,
         exposition=exposition,
         engines=engines,
         health=resources.health,
@@ -233,6 +236,7 @@ async def _open_dependencies(
         request_analysis=analysis,
         compile_checks=compile_checks,
         value_validation=ValueValidation(pool, value_validation_task(foreign_environment())),
+        suite_checks=SuiteChecks(pool, suite_check_task(foreign_environment())),
         admission_controller=admissions,
         policy_publisher=admissions,
         currency_of=partial(_currency_of, resources.prices),

@@ -29,6 +29,8 @@ from loraplex.platform.web import operator_plane, tenant_plane
 from loraplex.platform.web.adapters.upload_receiver import UploadReceiver
 from loraplex.platform.web.anthropic import routes as anthropic
 from loraplex.platform.web.anthropic.errors import client_headers, described, error_document, is_anthropic
+from loraplex.platform.web.evaluations.execution import EvaluationExecution
+from loraplex.platform.web.evaluations.own_requests import OwnRequests
 from loraplex.platform.web.inference_plane import InferencePlane
 from loraplex.platform.web.openai import routes as openai
 from loraplex.platform.web.openai.missing_endpoints import instead_of
@@ -81,6 +83,7 @@ def create_app(
     app.add_middleware(HeadRequests)
     around = partial(_around, observers=observers, origins=dependencies.config.allowed_origins)
     app.add_middleware(around)
+    app.state.evaluations = EvaluationExecution(planes, OwnRequests(app, around))
     app.direct = DirectRoutes(openai.DIRECT | anthropic.DIRECT, around)
     return app
 

@@ -5,6 +5,7 @@ from fastapi import APIRouter
 from loraplex.platform.web.audit import operator_routes as audit
 from loraplex.platform.web.engine import adapter_routes as busy_adapters
 from loraplex.platform.web.engine import operator_routes as engine
+from loraplex.platform.web.evaluations import operator_routes as suites
 from loraplex.platform.web.invoices import operator_routes as invoices
 from loraplex.platform.web.limits import operator_routes as limits
 from loraplex.platform.web.rate_cards import operator_routes as rate_cards
@@ -23,5 +24,6 @@ for room in (
     busy_adapters.router,
     audit.router,
     usage.router,
+    suites.router,
 ):
     router.include_router(room)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from sqlalchemy import Row, Select, select
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import undefer
 
@@ -19,7 +20,7 @@ async def suites(session: AsyncSession, tenant_id: UUID | None, part: Slice[str]
     """Return suites by name: a tenant's and the installation's; for None the installation's."""
     query = select(Suite).where(Suite.tenant_id.is_(None) | (Suite.tenant_id == tenant_id))
     # A tenant's own one goes before the installation's of the same name.
-    query = query.distinct(Suite.name).order_by(Suite.name, Suite.tenant_id.nulls_last())
+    query = query.ext(distinct_on(Suite.name)).order_by(Suite.name, Suite.tenant_id.nulls_last())
     if part.after is not None:
         query = query.where(Suite.name > part.after)
     return [suite_document(row) for row in await session.scalars(query.limit(part.fetch))]
@@ -109,7 +110,7 @@ def suite_document(row: Suite) -> SuiteDocument:
 
 def document(row: Row[Evaluation, str]) -> EvaluationDocument:
     """Return the evaluation of a row, which comes with the adapter's name."""
-    evaluation, name = row.t
+    evaluation, name = row
     fields = {
         each: getattr(evaluation, each) for each in EvaluationDocument.model_fields if each != "adapter"
     }

@@ -55,6 +55,14 @@ class NewSuite:
     base_digest: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class GateBounds:
+    """The least pass rate, and by how much it may be below the baseline's; None: by any."""
+
+    min_pass: float
+    max_regression: float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvaluation:
     """`baseline`: a version's number, an alias of the adapter, or `base`; None for none. `base_digest`: of the served model."""
@@ -199,9 +207,7 @@ async def set_gate(
     name: str,
     alias: str,
     suite: FoundSuite,
-    *,
-    min_pass: float,
-    max_regression: float | None,
+    bounds: GateBounds,
 ) -> GateDocument:
     """Set the gate of an alias: later moves to a new version need a report that keeps it. Where it points now stays.
 
@@ -219,8 +225,8 @@ async def set_gate(
             suite=suite.name,
             suite_id=suite.id,
             suite_sha256=suite.sha256,
-            min_pass=min_pass,
-            max_regression=max_regression,
+            min_pass=bounds.min_pass,
+            max_regression=bounds.max_regression,
             changed_by=uow.actor.name,
             changed_at=datetime.now(UTC),
         )

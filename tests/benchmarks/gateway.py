@@ -237,7 +237,7 @@ def dependencies_of(database: Database, admissions: QuotaAdmissionController) ->
     uploads.in_turns = lambda turns: uploads
     names = (
         *("prompts", "token_text", "recorder", "request_analysis", "compile_checks"),
-        *("value_validation", "lifecycle"),
+        *("value_validation", "suite_checks", "lifecycle"),
     )
     known = GatewayDependencies.__dataclass_fields__
     return GatewayDependencies(

@@ -124,6 +124,7 @@ def services(
         request_analysis=absent,
         compile_checks=absent,
         value_validation=absent,
+        suite_checks=absent,
         admission_controller=admissions,
         policy_publisher=admissions,
         namespace_of=namespace_of,

@@ -13,6 +13,8 @@ from loraplex.platform.web.openapi import described, listed
 from loraplex.platform.web.request_bodies import RequestModel, request_model
 from loraplex.platform.web.responses import documented, reply_with
 from loraplex.platform.web.sorting import SortOrder, by_text
+from loraplex.tenants.administration import gated_aliases
+from loraplex.tenants.administration.gated_aliases import GateOverride
 from loraplex.tenants.canaries.records import GuardBounds
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry import use_cases as aliases
@@ -29,14 +31,21 @@ class Share(RequestModel):
     weight: int = Field(ge=1, le=WHOLE)
 
 
+class Override(RequestModel):
+    """Moves an alias although its gate refuses that. It takes `tenant:admin`; `reason` stands in the audit log."""
+
+    reason: str = Field(min_length=1, max_length=500)
+
+
 class AliasTargets(RequestModel):
     """Exactly one of `version` and `split`. The weights of a split sum to 100. `guard`: when a split of two versions goes back by
-    itself.
+    itself. `override`: past the gate.
     """
 
     version: int | None = Field(default=None, ge=1, le=MAX_VERSION)
     split: list[Share] | None = Field(default=None, min_length=1, max_length=MAX_TARGETS)
     guard: GuardBounds | None = None
+    override: Override | None = None
 
 
 @router.get("/adapters/{name}/aliases", **listed(AliasDocument))
@@ -61,8 +70,17 @@ async def put_alias(
     """Create the alias (`If-None-Match: *`) or move it (If-Match). Running requests end on the version they began with."""
     seen, targets = if_match_or_new(request.http), targets_of(body)
     status = 201 if seen == ABSENT else 200
+    past = body.override
     return await request.replying(lambda moved: reply_with(moved, status)).run(
-        aliases.move, request.tenant_id, name, alias, targets, guard=body.guard, seen=seen
+        gated_aliases.move,
+        request.tenant_id,
+        name,
+        alias,
+        targets,
+        guard=body.guard,
+        seen=seen,
+        override=None if past is None else GateOverride(past.reason, request.caller.scopes),
+        fingerprint=request.dependencies.engine.info().system_fingerprint,
     )
 
 

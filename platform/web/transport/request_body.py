@@ -40,7 +40,7 @@ async def read_object(
     raises, `UnsupportedEncoding`, `BodyTooLarge`, `ShareExceeded`, `Overloaded`, `BodyTimeout`, `InvalidBody`, or
     `ClientGone` when the client left before the body's end.
     """
-    body = await _read_bytes(request, limits, lease)
+    body = await read_bytes(request, limits, lease)
     if _max_values(body) > MANY_VALUES:
         await check_in_worker(body)
         return await asyncio.to_thread(lambda: check(json.loads(body.decode())))
@@ -58,7 +58,8 @@ def _checked(body: bytes, limits: BodyLimits, check: Callable[[dict[str, Any]], 
     return check(parse_object(body, limits))
 
 
-async def _read_bytes(request: Request, limits: BodyLimits, lease: BodyLease) -> bytes:
+async def read_bytes(request: Request, limits: BodyLimits, lease: BodyLease) -> bytes:
+    """Read the body as it is. Raises `UnsupportedEncoding`, `BodyTooLarge`, `ShareExceeded`, `Overloaded`, `BodyTimeout`, `ClientGone`."""
     try:
         return await _read_chunks(request, limits, lease)
     except (ShareExceeded, Overloaded) as error:

@@ -37,7 +37,7 @@ async def _idle_and_busy(world: World) -> None:
     await _add(world, ("ready",), {"production": (1,)}, "busy")
 
 
-async def _aliased(world: World) -> None:
+async def add_aliased(world: World) -> None:
     """Version 1 has no alias, 2 has been and 3 is `production`, 4 is quarantined, 5 is deprecated."""
     states = ("ready", "ready", "ready", "quarantined", "deprecated")
     await _add(world, states, {"production": (2, 3), "fresh": (3,)})
@@ -48,7 +48,7 @@ async def _open(world: World, name: str = "voice") -> Outcome:
 
 
 async def _with_upload(world: World) -> None:
-    await _aliased(world)
+    await add_aliased(world)
     assert (await _open(world)).accepted
 
 
@@ -77,7 +77,7 @@ ALL: Final = (
     UseCase(
         function=adapters.describe,
         entries=("adapter.change",),
-        given=_aliased,
+        given=add_aliased,
         http=lambda world: world.tenant("PATCH", "/adapters/voice", {"description": "x"}, if_match="1"),
         refused_http=lambda world: world.tenant(
             "PATCH", "/adapters/voice", {"description": "x"}, if_match="9"
@@ -102,7 +102,7 @@ ALL: Final = (
     UseCase(
         function=versions.change_profile,
         entries=("version.change",),
-        given=_aliased,
+        given=add_aliased,
         http=lambda world: _patch(world, 1),
         command=lambda world: _profile(world, 1),
         refused_http=lambda world: _patch(world, 3),
@@ -111,21 +111,21 @@ ALL: Final = (
     UseCase(
         function=versions.deprecate,
         entries=("version.deprecate",),
-        given=_aliased,
+        given=add_aliased,
         http=lambda world: world.tenant("POST", "/adapters/voice/versions/1/deprecate"),
         refused_http=lambda world: world.tenant("POST", "/adapters/voice/versions/3/deprecate"),
     ),
     UseCase(
         function=versions.restore,
         entries=("version.restore",),
-        given=_aliased,
+        given=add_aliased,
         http=lambda world: world.tenant("POST", "/adapters/voice/versions/5/restore"),
         refused_http=lambda world: world.tenant("POST", "/adapters/voice/versions/4/restore"),
     ),
     UseCase(
         function=versions.delete,
         entries=("version.delete",),
-        given=_aliased,
+        given=add_aliased,
         http=lambda world: world.tenant("DELETE", "/adapters/voice/versions/1"),
         command=lambda world: world.command("adapter", "delete", "voice", "--version", "1", *TENANT),
         refused_http=lambda world: world.tenant("DELETE", "/adapters/voice/versions/3"),
@@ -134,7 +134,7 @@ ALL: Final = (
     UseCase(
         function=versions.force_delete,
         entries=("version.delete",),
-        given=_aliased,
+        given=add_aliased,
         command=lambda world: world.command(
             *("adapter", "delete", "voice", "--version", "1", "--force", "--no-end-running", *TENANT)
         ),
@@ -145,14 +145,14 @@ ALL: Final = (
     UseCase(
         function=versions.lift_quarantine,
         entries=("version.release",),
-        given=_aliased,
+        given=add_aliased,
         command=lambda world: world.command("adapter", "release", "voice", "4", *TENANT),
         refused_command=lambda world: world.command("adapter", "release", "voice", "3", *TENANT),
     ),
     UseCase(
         function=aliases.move,
         entries=("alias.move",),
-        given=_aliased,
+        given=add_aliased,
         http=lambda world: world.tenant(
             "PUT", "/adapters/voice/aliases/production", {"version": 1}, if_match="2"
         ),
@@ -165,7 +165,7 @@ ALL: Final = (
     UseCase(
         function=aliases.roll_back,
         entries=("alias.rollback",),
-        given=_aliased,
+        given=add_aliased,
         http=lambda world: world.tenant("POST", "/adapters/voice/aliases/production/rollback"),
         command=lambda world: world.command("adapter", "rollback", "voice", *TENANT),
         refused_http=lambda world: world.tenant("POST", "/adapters/voice/aliases/fresh/rollback"),
@@ -174,7 +174,7 @@ ALL: Final = (
     UseCase(
         function=aliases.delete,
         entries=("alias.delete",),
-        given=_aliased,
+        given=add_aliased,
         http=lambda world: world.tenant("DELETE", "/adapters/voice/aliases/production"),
         command=lambda world: world.command("adapter", "alias", "voice", "production", "--delete", *TENANT),
         refused_http=lambda world: world.tenant("DELETE", "/adapters/voice/aliases/nonesuch"),
@@ -185,7 +185,7 @@ ALL: Final = (
     UseCase(
         function=uploads.open_upload,
         entries=("upload.open",),
-        given=_aliased,
+        given=add_aliased,
         http=_open,
         refused_http=lambda world: _open(world, "nonesuch"),
     ),

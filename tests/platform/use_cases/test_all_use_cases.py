@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 from tests.platform.use_cases import account_use_cases as accounts
 from tests.platform.use_cases import adapter_use_cases as of_adapters
+from tests.platform.use_cases import evaluation_use_cases as of_evaluations
 from tests.platform.use_cases import invoice_use_cases as of_invoices
 from tests.platform.use_cases import people_use_cases as of_people
 from tests.platform.use_cases.use_case import UseCase, Way
@@ -46,7 +47,7 @@ OF_ACCOUNTS = (
     *accounts.WEBHOOKS,
     *accounts.USAGE,
 )
-ALL = (*OF_ACCOUNTS, *of_invoices.ALL, *of_adapters.ALL, *of_people.ALL)
+ALL = (*OF_ACCOUNTS, *of_invoices.ALL, *of_adapters.ALL, *of_evaluations.ALL, *of_people.ALL)
 
 
 @pytest.fixture

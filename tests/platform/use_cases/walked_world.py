@@ -32,6 +32,7 @@ from loraplex.adapters.uploads.service import Uploads
 from loraplex.adapters.versions.lifecycle import VersionLifecycle
 from loraplex.engine.fake_engine import FakeEngine
 from loraplex.platform.cli.main import main
+from loraplex.platform.evaluations.suite import SuiteSummary, check_suite
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.web.app import create_app
 from loraplex.tenants.actors import system_actor
@@ -235,6 +236,10 @@ async def open_world(
     await database.close()
 
 
+async def _check_here(namespace: bytes, content: bytes) -> SuiteSummary:
+    return check_suite(content)
+
+
 def _dependencies(
     database: Database, admissions: QuotaAdmissionController, uploads: Uploads
 ) -> GatewayDependencies:
@@ -251,6 +256,7 @@ def _dependencies(
         request_analysis=absent,
         compile_checks=absent,
         value_validation=absent,
+        suite_checks=SimpleNamespace(check=_check_here),  # type: ignore[arg-type]
         admission_controller=admissions,
         policy_publisher=admissions,
         namespace_of=lambda tenant_id: tenant_id.bytes * 2,

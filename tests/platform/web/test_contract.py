@@ -4,6 +4,7 @@ A few examples of every operation in each run; `--contract-examples 300` is the 
 """
 
 import asyncio
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from tests.platform.web.evaluations.stored_evaluation import add_evaluation, add_gate, add_shared_suite
 from tests.platform.web.gateway import BASE_MODEL, Gateway, start_gateway
 from tests.platform.web.invoices.drafted_invoice import draft_invoice
 from tests.platform.web.route_table import routes_of
@@ -55,6 +57,7 @@ FILES = {CONFIG: b"{}", WEIGHTS: b"weights"}
 GENERATIONS = {"POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses"}
 """Operations whose bodies name the base model: of `BODIES` of them, the engine must get some."""
 BODIES = 10
+EVALUATED = re.compile("/suites/|/evaluations/|/gate$")
 TERMS = UploadTerms(part_bytes=1000, lifetime=timedelta(hours=1), max_open=100)
 
 
@@ -92,6 +95,7 @@ async def make_known(gateway: Gateway, database: Database, document: Mapping[str
         f"{method} {path}": await make_ids(gateway, database, asking, f"of-{number}")
         | (await make_webhook(database, asking) if "{webhook_id}" in path else {})
         | (await make_member(database, asking, number) if "{user_id}" in path else {})
+        | (await make_evaluation(database, asking, f"of-{number}") if EVALUATED.search(path) else {})
         for number, (method, path) in enumerate(with_ids)
     }
     return Known({"tenant": admin, "operator": operator}, ids)
@@ -127,6 +131,13 @@ async def make_member(database: Database, asking: UUID, number: int) -> dict[str
     return {"user_id": str(await add_person(database, f"eve-{number}@example.com", roles={asking: "viewer"}))}
 
 
+async def make_evaluation(database: Database, asking: UUID, name: str) -> dict[str, str]:
+    """A suite, an evaluation and a gate of the adapter `name`, called as that is, and a suite of the installation."""
+    await add_shared_suite(database, name)
+    await add_gate(database, asking, name)
+    return {"evaluation_id": str(await add_evaluation(database, asking, name))}
+
+
 def cases(operation: Any) -> st.SearchStrategy[Case[Any]]:
     """Requests as the document asks for, and others where it asks for anything."""
     modes = [GenerationMode.POSITIVE]
@@ -160,6 +171,8 @@ def examine(url: str, document: dict[str, Any], known: Known, examples: int) -> 
                 case.headers["If-Match"] = '"1"'
             if generates and isinstance(case.body, dict) and "model" in case.body:
                 case.body["model"] = BASE_MODEL
+            if ids and isinstance(case.body, dict) and "suite" in case.body:
+                case.body["suite"] = "conformance"
             headers = known.headers(case.operation.path)
             response = case.call(base_url=url, session=session, headers=headers, timeout=120)
             if ids or generates:

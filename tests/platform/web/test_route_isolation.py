@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+from tests.platform.web.evaluations.stored_evaluation import add_evaluation
 from tests.platform.web.gateway import Gateway, start_gateway
 from tests.platform.web.invoices.drafted_invoice import draft_invoice
 from tests.platform.web.route_table import OPERATOR, SCOPES, in_process, routes_of
@@ -41,6 +42,7 @@ UNKNOWN = {
     "number": "1",
     "invoice_id": str(uuid4()),
     "user_id": str(uuid4()),
+    "evaluation_id": str(uuid4()),
 }
 FILES = {CONFIG: b"{}", WEIGHTS: b"weights"}
 
@@ -56,7 +58,7 @@ class Case:
 
 
 IF_MATCH = {"if-match": '"1"'}
-OF_NO_TENANT = {"POST /operator/v1/engines/{number}/drain"}
+OF_NO_TENANT = {"POST /operator/v1/engines/{number}/drain", "DELETE /operator/v1/suites/{name}"}
 # What ends an object comes last, so that every case finds its own.
 CASES: Mapping[str, Case] = {
     "GET /v1/models/{name:path}": Case(),
@@ -69,6 +71,17 @@ CASES: Mapping[str, Case] = {
     "PATCH /tenant/v1/adapters/{name}/versions/{version}": Case({}, IF_MATCH),
     "GET /tenant/v1/adapters/{name}/aliases": Case(),
     "GET /tenant/v1/adapters/{name}/aliases/{alias}": Case(),
+    "PUT /tenant/v1/adapters/{name}/aliases/{alias}/gate": Case({"suite": "conformance", "min_pass": 0.5}),
+    "GET /tenant/v1/adapters/{name}/aliases/{alias}/gate": Case(),
+    "DELETE /tenant/v1/adapters/{name}/aliases/{alias}/gate": Case(),
+    "POST /tenant/v1/adapters/{name}/versions/{version}/evaluations": Case({"suite": "conformance"}),
+    "GET /tenant/v1/adapters/{name}/versions/{version}/evaluations": Case(),
+    "GET /tenant/v1/evaluations/{evaluation_id}": Case(),
+    "GET /tenant/v1/evaluations/{evaluation_id}/report": Case(),
+    "POST /tenant/v1/evaluations/{evaluation_id}/cancel": Case(),
+    "GET /tenant/v1/suites/{name}": Case(),
+    "GET /tenant/v1/suites/{name}/content": Case(),
+    "DELETE /tenant/v1/suites/{name}": Case(),
     "PUT /tenant/v1/adapters/{name}/aliases/{alias}": Case({"version": 1}, IF_MATCH),
     "POST /tenant/v1/adapters/{name}/versions/{version}/deprecate": Case(),
     "POST /tenant/v1/adapters/{name}/versions/{version}/restore": Case(),
@@ -161,6 +174,7 @@ async def make_world(gateway: Gateway, database: Database) -> World:
     ids |= {"webhook_id": str(webhook_id), "delivery_id": str(await dispatched(database, webhook_id))}
     ids["invoice_id"] = await draft_invoice(database, found.tenant_id)
     ids["user_id"] = str(await add_person(database, "mara@example.com", roles={found.tenant_id: "viewer"}))
+    ids["evaluation_id"] = str(await add_evaluation(database, found.tenant_id, "support"))
     return World(ids, owner, other_tenant, operator)
 
 

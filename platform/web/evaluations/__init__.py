@@ -1,0 +1,1 @@
+"""Suites, evaluations and gates of aliases, over HTTP and in the console."""

@@ -1,0 +1,116 @@
+"""Receives suites, and reads them back: of a tenant, of the installation, and the built-in one."""
+
+import asyncio
+import hashlib
+from functools import cache
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+from starlette.requests import Request
+
+from loraplex.platform.errors import InvalidParameter, UnknownParameter
+from loraplex.platform.evaluations.conformance import NAME, conformance_suite
+from loraplex.platform.evaluations.suite import MAX_SUITE_BYTES, parse_suite
+from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.parameters.json_object import BodyLimits
+from loraplex.platform.web.openapi import described
+from loraplex.platform.web.planes import OperatorRequest, TenantRequest
+from loraplex.platform.web.transport.body_budget import body_lease
+from loraplex.platform.web.transport.request_body import read_bytes
+from loraplex.tenants.evaluations import queries
+from loraplex.tenants.evaluations.encrypted_contents import NO_TENANT, EncryptedContents
+from loraplex.tenants.evaluations.records import FoundSuite
+from loraplex.tenants.evaluations.use_cases import NewSuite
+
+LIMITS: Final = BodyLimits(max_bytes=MAX_SUITE_BYTES, body_s=300.0)
+QUERY: Final = {
+    "name": "What the suite is called from now on.",
+    "base": "The digest of the base model that its cases are for; absent: any.",
+}
+
+
+def suite_body() -> dict[str, Any]:
+    """Build the `openapi_extra` of a route that receives a suite."""
+    parameters = [
+        {
+            "in": "query",
+            "name": name,
+            "required": name == "name",
+            "description": text,
+            "schema": {"type": "string"},
+        }
+        for name, text in QUERY.items()
+    ]
+    extra = described(repeatable=True)
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    content = {"application/jsonl": binary, "application/octet-stream": binary}
+    body = {"required": True, "content": content}
+    return {"parameters": [*parameters, *extra["parameters"]], "requestBody": body}
+
+
+async def receive_suite(request: TenantRequest | OperatorRequest, tenant_id: UUID | None) -> NewSuite:
+    """Read and check the file of a request, and encrypt it. Raises `SuiteInvalid` and what reading a body raises."""
+    given = _query(request.http)
+    with body_lease(request.http) as lease:
+        content = await read_bytes(request.http, LIMITS, lease)
+        request.http.state.body_sha256 = hashlib.sha256(
+            repr(sorted(given.items())).encode() + content
+        ).digest()
+        return await checked_suite(request.dependencies, tenant_id, given["name"], content, given.get("base"))
+
+
+async def checked_suite(
+    dependencies: GatewayDependencies, tenant_id: UUID | None, name: str, content: bytes, base: str | None
+) -> NewSuite:
+    """Check a file in a worker process, and encrypt it. Raises `SuiteInvalid`, `InvalidParameter` for a name that is taken."""
+    if name == NAME:
+        raise InvalidParameter(f"`name` {NAME!r} is the built-in suite; give another one.", param="name")
+    summary = await dependencies.suite_checks.check(
+        dependencies.namespace_of(tenant_id or NO_TENANT), content
+    )
+    identity = uuid4()
+    encrypted = await asyncio.to_thread(contents_of(dependencies).encrypt, tenant_id, identity, content)
+    return NewSuite(
+        id=identity,
+        name=name,
+        sha256=summary.sha256,
+        cases=summary.cases,
+        size_bytes=len(content),
+        content=encrypted,
+        base_digest=base,
+    )
+
+
+async def suite_bytes(request: TenantRequest, tenant_id: UUID, name: str) -> bytes:
+    """Return the file of a suite. Raises `SuiteNotFound`, `ContentUnreadable`."""
+    if name == NAME:
+        return conformance_suite()
+    row, encrypted = await request.query(queries.suite_content, tenant_id, name)
+    return await asyncio.to_thread(
+        contents_of(request.dependencies).decrypt, row.tenant_id, row.id, encrypted
+    )
+
+
+def contents_of(dependencies: GatewayDependencies) -> EncryptedContents:
+    """Return what encrypts suites and reports of this installation."""
+    return EncryptedContents(dependencies.derive_key)
+
+
+@cache
+def built_in() -> FoundSuite:
+    """Return the built-in suite."""
+    suite = parse_suite(conformance_suite())
+    return FoundSuite(NAME, suite.sha256, len(suite.cases))
+
+
+def _query(request: Request) -> dict[str, str]:
+    """Read the query of an upload. Raises `UnknownParameter`, `InvalidParameter`."""
+    given = dict(request.query_params)
+    for name in given:
+        if name not in QUERY:
+            raise UnknownParameter(
+                f"Unknown query parameter `{name[:64]}`; allowed: {', '.join(QUERY)}.", param=name[:64]
+            )
+    if len(given) != len(request.query_params.multi_items()) or not given.get("name"):
+        raise InvalidParameter("The query needs one `name`, as in `?name=support`.", param="name")
+    return given
