@@ -268,7 +268,10 @@ class RevisionMoved(Conflict):
 
 
 class CountReached(Conflict):
-    """`limit` is `max_keys`, `max_adapters`, `max_adapter_bytes`, `max_webhooks` or `max_invitations`. `field`: of the request."""
+    """`limit` is `max_keys`, `max_adapters`, `max_adapter_bytes`, `max_webhooks`, `max_invitations`, `max_suites` or `max_evaluations`.
+
+    `field`: of the request.
+    """
 
     def __init__(self, limit: str, message: str, field: str | None = None) -> None:
         super().__init__(message)

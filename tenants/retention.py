@@ -15,6 +15,7 @@ from loraplex.tenants.models import (
     ApiKey,
     AuditEntry,
     Base,
+    Evaluation,
     IdempotencyRecord,
     Invitation,
     Membership,
@@ -92,6 +93,7 @@ class RetentionRepository:
         return [
             (AuditEntry, written),
             (QuotaEvent, QuotaEvent.created_at < events),
+            (Evaluation, Evaluation.ended_at < events),
             (OutboxEvent, OutboxEvent.created_at < self._now - WEBHOOK_EVENTS),
             (MeterExport, MeterExport.sent_at.is_not(None) & (MeterExport.hour < self._now - METER_EVENTS)),
             (IdempotencyRecord, IdempotencyRecord.expires_at < self._now),

@@ -77,6 +77,7 @@ async def test_old_records_are_deleted_and_recent_ones_stay(database: Database) 
         "idempotency_records": 6,
         "outbox_events": 4,
         "meter_exports": 0,
+        "evaluations": 0,
         "api_keys": 0,
         **dict.fromkeys(OF_PEOPLE, 0),
     }
@@ -195,7 +196,7 @@ async def test_a_batch_is_bounded_and_one_sweeps_at_a_time(database: Database) -
     async with database.as_operator() as one, database.as_operator() as two:
         first = await RetentionRepository(one, RETENTION).sweep(6)
         second = await RetentionRepository(two, RETENTION).sweep(6)
-    others = dict.fromkeys(("meter_exports", "api_keys", *OF_PEOPLE), 0)
+    others = dict.fromkeys(("meter_exports", "api_keys", "evaluations", *OF_PEOPLE), 0)
     assert first == {**dict.fromkeys(FILLED, 6), **others} and set(second.values()) == {0}
     assert await sweep(database, 6) == {**dict.fromkeys(FILLED, 4), **others}
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -15,9 +16,11 @@ from sqlalchemy import text
 from tests.platform.web.gateway import StartGateway
 from tests.platform.web.managed_tenant import ManagedTenant, managed
 from tests.tenants.registry_records import digest
+from typer.testing import CliRunner, Result
 
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.engine.messages import EngineRequest, Event
+from loraplex.platform.cli.main import main
 from loraplex.platform.evaluations.conformance import conformance_suite
 from loraplex.platform.web.evaluations.execution import pause_s
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -278,3 +281,30 @@ def test_an_evaluation_leaves_half_of_each_rate_to_other_requests() -> None:
     assert pause_s(limit | {"x-ratelimit-remaining-requests": "25"}) == 5.0
     tokens = {"x-ratelimit-limit-tokens": "6000", "x-ratelimit-remaining-tokens": "0"}
     assert pause_s(limit | tokens) == 30.0
+
+
+async def test_the_command_says_by_its_exit_code_whether_a_version_passes(
+    admin: ManagedTenant, tmp_path: Path
+) -> None:
+    file = tmp_path / "harbor.jsonl"
+    file.write_bytes(SUITE)
+
+    async def run(*options: str, suite: str = str(file)) -> Result:
+        common = ("--suite", suite, "--key", "-", "--url", admin.gateway.url)
+        arguments = ["eval", "run", *common, *options]
+        return await asyncio.to_thread(CliRunner().invoke, main, arguments, input=admin.key)
+
+    compared = ("--adapter", "pirate@2", "--baseline", "pirate:production")
+    assert (await run(*compared)).exit_code == 0
+    worse = await run(*compared, "--max-regression", "0.1", "--json", "--out", str(tmp_path / "report.json"))
+    assert worse.exit_code == 1
+    assert "1 below the baseline; allowed is 0.1" in worse.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report == json.loads(worse.stdout)
+    assert report["baseline"]["model"] == "pirate@1"
+    assert (await run("--model", "demo/base", "--min-pass", "1")).exit_code == 0
+    itself = await run("--adapter", "pirate@1", "--baseline", "pirate:production")
+    assert (itself.exit_code, "itself" in itself.stderr) == (1, True)
+    for suite, said in ((str(tmp_path / "none"), "No such file"), (__file__, "Line 1")):
+        refused = await run("--model", "demo/base", suite=suite)
+        assert (refused.exit_code, said in refused.stderr) == (1, True), refused.stderr
