@@ -15,6 +15,8 @@ from loraplex.grammar.json_schema.validator import Validator
 from loraplex.grammar.strict_json import parse_json
 from loraplex.platform.evaluations.suite import Case, Expectation, pattern_schema
 
+MAX_CHARACTERS: Final = 4000
+"""Of a judged text, and of one call's arguments; what is longer is cut."""
 _MAX_DIGITS: Final = 400
 Validate: TypeAlias = Callable[[str, str], Awaitable[None]]
 """(schema, value), both JSON texts. Raises `SchemaNotSatisfied`."""
@@ -56,14 +58,19 @@ class Reply:
 
 
 async def judged(case: Case, reply: Reply, validate: Validate) -> Answer:
-    """Read a reply and judge it by the case."""
+    """Read a reply and judge it by the case. What is long is judged whole and kept in part."""
     answer = _read(reply)
     failed = (
         ["error"]
         if answer.error
         else [n for n in _ORDER if not await _holds(n, case.expect, answer, validate)]
     )
-    return msgspec.structs.replace(answer, failed=tuple(failed))
+    return msgspec.structs.replace(
+        answer,
+        text=answer.text[:MAX_CHARACTERS],
+        calls=tuple(Call(each.name, each.arguments[:MAX_CHARACTERS]) for each in answer.calls),
+        failed=tuple(failed),
+    )
 
 
 async def validate_here(schema: str, value: str) -> None:

@@ -5,14 +5,12 @@ Invariant: the bytes of a report follow from suite, models, fingerprint, seed an
 
 import msgspec
 
-from loraplex.platform.evaluations.answers import Answer, Call
+from loraplex.platform.evaluations.answers import Answer
 from loraplex.platform.evaluations.statistics import paired_p_value, wilson_interval
 from loraplex.platform.evaluations.suite import Suite
 
 MAX_SHOWN = 1000
 """Cases that a report shows with their answers; `failing` and `differing` count all."""
-MAX_SHOWN_CHARACTERS = 4000
-"""Of a text or of one call's arguments in a report; what is longer is cut."""
 _DECIMALS = 6
 
 
@@ -89,8 +87,7 @@ def make_report(
         better += other is not None and bool(other.failed) and not answer.failed
         if answer.failed or (other is not None and other.failed):
             differs = other is not None and bool(other.failed) != bool(answer.failed)
-            case = ShownCase(suite.name_of(index), _shown(answer), None if other is None else _shown(other))
-            shown.append((not differs, case))
+            shown.append((not differs, ShownCase(suite.name_of(index), answer, other)))
     shown.sort(key=lambda item: item[0])
     return Report(
         suite_sha256=suite.sha256,
@@ -110,11 +107,6 @@ def make_report(
 def report_bytes(report: Report) -> bytes:
     """Return the JSON text of a report: the same for equal reports."""
     return msgspec.json.format(msgspec.json.encode(report, order="deterministic"), indent=1)
-
-
-def _shown(answer: Answer) -> Answer:
-    calls = tuple(Call(each.name, each.arguments[:MAX_SHOWN_CHARACTERS]) for each in answer.calls)
-    return msgspec.structs.replace(answer, text=answer.text[:MAX_SHOWN_CHARACTERS], calls=calls)
 
 
 def _figures(answers: list[Answer]) -> Figures:

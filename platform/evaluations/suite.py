@@ -153,10 +153,23 @@ def read_suite(content: bytes) -> Suite:
     return Suite(hashlib.sha256(content).hexdigest(), cases)
 
 
+class _StoredCases(Sequence[Case]):
+    """The cases of checked lines, each parsed when it is needed: together they take several times the file's memory."""
+
+    def __init__(self, lines: list[bytes]) -> None:
+        self._lines = lines
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, index: Any) -> Any:
+        return Case.model_validate_json(self._lines[index])
+
+
 def parse_suite(content: bytes) -> Suite:
     """Parse a suite that was checked when it was stored."""
-    cases = [Case.model_validate_json(line) for line in content.splitlines() if line.strip()]
-    return Suite(hashlib.sha256(content).hexdigest(), cases)
+    lines = [line for line in content.splitlines() if line.strip()]
+    return Suite(hashlib.sha256(content).hexdigest(), _StoredCases(lines))
 
 
 def _read_case(number: int, line: bytes) -> Case:

@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.database import lock
 from loraplex.tenants.evaluations.records import OPEN_STATES
 from loraplex.tenants.models import Adapter, Evaluation, EvaluationAnswer, Suite
 
@@ -50,6 +51,7 @@ class EvaluationRun:
 
 async def claim_next(session: AsyncSession) -> EvaluationRun | None:
     """Claim the oldest open evaluation that has no runner, of a tenant without a running one. For an operator's session."""
+    await lock(session, "evaluations")  # Or two gateways would each begin one of a tenant.
     claim = uuid4()
     found = await session.scalar(CLAIM, {"claim": claim, "lease": LEASE})
     if found is None:

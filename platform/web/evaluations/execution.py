@@ -30,9 +30,9 @@ from loraplex.tenants.evaluations.runs import EvaluationRun
 from loraplex.tenants.repetition import attempt
 from loraplex.tenants.scopes import INFERENCE
 
-POLL_S: Final = 1.0
+POLL_S: Final = 2.0
 RENEW_S: Final = 15.0
-AT_ONCE: Final = 4
+AT_ONCE: Final = 2
 """Evaluations that one gateway runs, of as many tenants."""
 SHARE: Final = 2
 """An evaluation waits while less than one part in so many of a rate is left to the tenant's other requests."""
@@ -173,7 +173,7 @@ class EvaluationExecution:
             content = await asyncio.to_thread(
                 self._contents.decrypt, run.suite_tenant, run.suite_id, run.content
             )
-        suite = await asyncio.to_thread(parse_suite, content)
+        suite = parse_suite(content)
         if suite.sha256 != run.suite_sha256:
             raise EvaluationFailed(f"this release has another suite {run.suite}: evaluate again")
         return suite
