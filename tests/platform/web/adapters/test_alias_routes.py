@@ -38,6 +38,7 @@ async def test_the_lifecycle_of_an_alias(tenant: ManagedTenant) -> None:
     assert (move["before"], move["after"]) == ({"targets": {"1": 100}}, {"targets": {"2": 90, "3": 10}})
 
 
+SPLIT: dict[str, object] = {"split": [{"version": 1, "weight": 90}, {"version": 3, "weight": 10}]}
 REFUSED: list[tuple[str, object, int, str | None]] = [
     ("production", {}, 400, "version"),
     ("production", {"version": 1, "split": [{"version": 1, "weight": 100}]}, 400, "version"),
@@ -47,6 +48,21 @@ REFUSED: list[tuple[str, object, int, str | None]] = [
     ("production", {"split": [{"version": 1, "weight": 50}, {"version": 1, "weight": 50}]}, 400, "split"),
     ("production", {"split": [{"version": 1, "weight": 99}]}, 400, "split"),
     ("production", {"split": [{"version": 1, "weight": 101}]}, 400, "split.0.weight"),
+    ("production", {"version": 1, "guard": {"max_unsatisfied": 0.1}}, 400, "guard"),
+    ("production", SPLIT | {"guard": {}}, 400, "guard"),
+    ("production", SPLIT | {"guard": {"min_requests": 100}}, 400, "guard"),
+    ("production", SPLIT | {"guard": {"max_unsatisfied": 0.1}}, 400, "guard.baseline"),
+    ("production", SPLIT | {"guard": {"max_unsatisfied": 0.1, "baseline": 9}}, 400, "guard.baseline"),
+    ("production", SPLIT | {"guard": {"max_failure_ratio": 0.5}}, 400, "guard.max_failure_ratio"),
+    ("production", SPLIT | {"guard": {"max_ttft_ratio": "2"}}, 400, "guard.max_ttft_ratio"),
+    ("production", SPLIT | {"guard": {"max_unsatisfied": 1}}, 400, "guard.max_unsatisfied"),
+    (
+        "production",
+        SPLIT | {"guard": {"max_unsatisfied": 0.1, "min_requests": 19}},
+        400,
+        "guard.min_requests",
+    ),
+    ("production", SPLIT | {"guard": {"max_unsatisfied": 0.1, "alpha": 0.5}}, 400, "guard.alpha"),
     ("Production", {"version": 1}, 400, "alias"),
     ("a%00", {"version": 1}, 400, "alias"),
     ("production", {"version": 9}, 404, None),
@@ -57,9 +73,40 @@ REFUSED: list[tuple[str, object, int, str | None]] = [
 async def test_invalid_targets_are_refused(tenant: ManagedTenant) -> None:
     await tenant.version(1)
     await tenant.version(2, state="quarantined")
+    await tenant.version(3)
     for alias, body, status, param in REFUSED:
         response = await tenant.put(alias, body, None)
         assert (response.status_code, response.json()["error"]["param"]) == (status, param), (alias, body)
+
+
+async def test_a_guard_of_a_split(tenant: ManagedTenant) -> None:
+    for number in (1, 2, 3):
+        await tenant.version(number)
+    await tenant.put("production", {"version": 1}, None)
+    guarded = SPLIT | {"guard": {"max_failure_ratio": 2, "max_unsatisfied": 0.05}}
+    put = await tenant.put("production", guarded, 1)
+    guard = put.json()["guard"]
+    assert (put.status_code, guard["baseline"], guard["canary"], guard["min_requests"]) == (200, 1, 3, 100)
+    assert (guard["max_failure_ratio"], guard["max_unsatisfied"], guard["max_ttft_ratio"]) == (
+        2.0,
+        0.05,
+        None,
+    )
+    assert guard["counts"]["canary_requests"] == 0
+    assert guard["evidence"] == {"max_failure_ratio": 0.0, "max_unsatisfied": 0.0}
+    assert (await tenant.http.get(ALIAS)).json() == put.json()
+    same = await tenant.put("production", guarded, 2)
+    assert same.headers["etag"] == '"2"'
+    wider = {"split": [{"version": 1, "weight": 50}, {"version": 3, "weight": 50}]}
+    moved = (await tenant.put("production", wider | {"guard": {"max_ttft_ratio": 3}}, 2)).json()
+    assert moved["guard"]["baseline"] == 1, "that of the guard before"
+    assert (await tenant.put("production", wider, 3)).json()["guard"] is None
+    entries = (await tenant.http.get("audit?action=alias.move")).json()["data"]
+    assert [entry["after"].get("guard") for entry in entries] == [
+        None,
+        {"baseline": 1, "max_ttft_ratio": 3.0, "min_requests": 100},
+        {"baseline": 1, "max_failure_ratio": 2.0, "max_unsatisfied": 0.05, "min_requests": 100},
+    ]
 
 
 async def test_one_of_several_concurrent_moves_wins(tenant: ManagedTenant) -> None:
