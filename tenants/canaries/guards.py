@@ -4,9 +4,8 @@ Invariant: a request is counted once, in the first count after it was settled, w
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import func, select, text, tuple_
@@ -16,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.canaries.records import BOUNDS, GuardBounds, GuardCounts, GuardDocument
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.ids import uuid7_from
-from loraplex.tenants.models import AdapterAlias, AdapterVersion, AliasGuard
+from loraplex.tenants.models import AdapterAlias, AliasGuard
 
 SETTLED: Final = timedelta(seconds=5)
 """A settlement begins at `settled_at` and is seen when it is committed: one that takes longer is not counted."""
@@ -26,6 +25,12 @@ SKEW: Final = timedelta(minutes=1)
 """By which the clock in a request's id may be behind."""
 MAX_DUE: Final = 1000
 
+DUE: Final = text("""
+SELECT g.tenant_id, g.adapter_id, g.alias, g.generation
+FROM alias_guards g JOIN adapter_aliases USING (adapter_id, alias, generation)
+JOIN adapter_versions v ON v.adapter_id = g.adapter_id AND v.version = g.baseline AND v.state = 'ready'
+ORDER BY g.counted_until LIMIT :limit
+""")
 COUNT: Final = text("""
 WITH settled AS (
     SELECT adapter_version = :canary AS canary, outcome = 'failed' AND NOT unsatisfied AS failed, unsatisfied, ttft_ms,
@@ -48,8 +53,7 @@ FROM settled
 """)
 
 
-@dataclass(frozen=True, slots=True)
-class GuardedAlias:
+class GuardedAlias(NamedTuple):
     """What names a guard."""
 
     tenant_id: UUID
@@ -103,37 +107,19 @@ class GuardRepository:
         wanted = [(each.adapter_id, each.alias, each.generation) for each in aliases]
         key = tuple_(AliasGuard.adapter_id, AliasGuard.alias, AliasGuard.generation)
         query = select(AliasGuard).where(key.in_(wanted)).execution_options(populate_existing=True)
-        return {row.alias: GuardDocument.of(row) for row in await self._session.scalars(query)}
+        return {row.alias: GuardDocument.model_validate(row) for row in await self._session.scalars(query)}
 
     async def due(self) -> list[GuardedAlias]:
         """The guards in force whose baseline is ready, those counted longest ago first; for an operator's session."""
-        guard, alias, version = AliasGuard, AdapterAlias, AdapterVersion
-        query = (
-            select(guard.tenant_id, guard.adapter_id, guard.alias, guard.generation)
-            .join(
-                alias,
-                (alias.adapter_id == guard.adapter_id)
-                & (alias.alias == guard.alias)
-                & (alias.generation == guard.generation),
-            )
-            .join(version, (version.adapter_id == guard.adapter_id) & (version.version == guard.baseline))
-            .where(version.state == "ready")
-            .order_by(guard.counted_until)
-            .limit(MAX_DUE)
-        )
-        return [GuardedAlias(*row) for row in await self._session.execute(query)]
+        return [GuardedAlias(*row) for row in await self._session.execute(DUE, {"limit": MAX_DUE})]
 
     async def count(self, place: GuardedAlias) -> GuardDocument | None:
         """Count what was settled since the last count; None if another gateway does, or the guard is no more.
 
         A canary's request at the border of two counts is in no pair.
         """
-        query = select(AliasGuard).where(
-            *(AliasGuard.adapter_id == place.adapter_id, AliasGuard.alias == place.alias),
-            AliasGuard.generation == place.generation,
-        )
-        locked = query.with_for_update(skip_locked=True).execution_options(populate_existing=True)
-        guard = (await self._session.scalars(locked)).one_or_none()
+        query = select(AliasGuard).filter_by(**place._asdict()).with_for_update(skip_locked=True)
+        guard = (await self._session.scalars(query)).one_or_none()
         if guard is None:
             return None
         now = (await self._session.execute(select(func.now()))).scalar_one()
@@ -155,4 +141,4 @@ class GuardRepository:
             counts = GuardCounts(**guard.counts) + GuardCounts(**row._mapping)
             guard.counts, guard.counted_until = counts.model_dump(), until
             await self._session.flush()
-        return GuardDocument.of(guard)
+        return GuardDocument.model_validate(guard)

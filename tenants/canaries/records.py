@@ -1,15 +1,12 @@
 """A guard: its bounds, what it has counted, and how near it is to going back."""
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, computed_field
 
 from loraplex.tenants.canaries.sequential_test import log_e_value
 from loraplex.tenants.records import Record, UtcTime
-
-if TYPE_CHECKING:
-    from loraplex.tenants.canaries.tables import AliasGuard
 
 ALPHA: Final = 0.01
 """The most probable it is that a guard ever goes back from a canary that keeps all its bounds."""
@@ -53,51 +50,46 @@ class GuardCounts(Record):
 
 
 class GuardDocument(GuardBounds):
-    """The guard of an alias's present split. `counts` and `evidence` are of `counted_until`.
+    """The guard of an alias's present split. `counts`: of what was settled until `counted_until`."""
 
-    `evidence`: for each bound how far the e-value of its breach is, on a logarithmic scale: 0 for none, 1 where the alias goes
-    back, once the canary has `min_requests`.
-    """
+    model_config = ConfigDict(strict=False)
 
     baseline: int
     canary: int
+    canary_weight: int
     began_at: UtcTime
     counted_until: UtcTime
     counts: GuardCounts
-    evidence: dict[str, float]
-
-    @classmethod
-    def of(cls, row: "AliasGuard") -> "GuardDocument":
-        counts = GuardCounts(**row.counts)
-        names = (*BOUNDS, "min_requests", "baseline", "canary", "began_at", "counted_until")
-        values = {name: getattr(row, name) for name in names}
-        return cls(**values, counts=counts, evidence=evidence_of(row, counts))
 
     @property
     def bounds(self) -> GuardBounds:
         """What the author of the guard has set, with the baseline that follows."""
-        return GuardBounds(**{name: getattr(self, name) for name in GuardBounds.model_fields})
+        return GuardBounds(**self.model_dump(include={*GuardBounds.model_fields}))
 
     @property
     def broken(self) -> str | None:
-        """The bound that the canary certainly breaks, once it has enough requests; None while there is none."""
+        """The bound that the canary certainly breaks, once it has `min_requests`; None while there is none."""
         if self.counts.canary_requests < self.min_requests:
             return None
         return next((name for name, near in self.evidence.items() if near >= 1), None)
 
+    @computed_field
+    def evidence(self) -> dict[str, float]:
+        """For each bound how far the e-value of its breach is, on a logarithmic scale: 0 for none, 1 where the alias goes back.
 
-def evidence_of(row: "AliasGuard", counts: GuardCounts) -> dict[str, float]:
-    """The error `ALPHA` is shared by the bounds, so that it holds for all of them together."""
-    tests: dict[str, tuple[int, int, float]] = {}
-    if row.max_failure_ratio is not None:
-        # Versions are drawn by weight: a failure is the canary's with at most this probability while it keeps the bound.
-        odds = row.max_failure_ratio * row.canary_weight / (100 - row.canary_weight)
-        failed = counts.canary_failed + counts.baseline_failed
-        tests["max_failure_ratio"] = (counts.canary_failed, failed, odds / (1 + odds))
-    if row.max_unsatisfied is not None:
-        tests["max_unsatisfied"] = (counts.canary_unsatisfied, counts.canary_answered, row.max_unsatisfied)
-    if row.max_ttft_ratio is not None:
-        # Of two requests drawn alike, either is the slower one with the same probability.
-        tests["max_ttft_ratio"] = (counts.ttft_slower, counts.ttft_pairs, 0.5)
-    enough = math.log(len(tests) / ALPHA)
-    return {name: round(max(0.0, log_e_value(*test) / enough), 4) for name, test in tests.items()}
+        The error `ALPHA` is shared by the bounds, so that it holds for all of them together.
+        """
+        counts, tests = self.counts, dict[str, tuple[int, int, float]]()
+        if self.max_failure_ratio is not None:
+            # Versions are drawn by weight: a failure is the canary's with at most this probability while it keeps the bound.
+            odds = self.max_failure_ratio * self.canary_weight / (100 - self.canary_weight)
+            failed = counts.canary_failed + counts.baseline_failed
+            tests["max_failure_ratio"] = (counts.canary_failed, failed, odds / (1 + odds))
+        if self.max_unsatisfied is not None:
+            unsatisfied = counts.canary_unsatisfied
+            tests["max_unsatisfied"] = (unsatisfied, counts.canary_answered, self.max_unsatisfied)
+        if self.max_ttft_ratio is not None:
+            # Of two requests drawn alike, either is the slower one with the same probability.
+            tests["max_ttft_ratio"] = (counts.ttft_slower, counts.ttft_pairs, 0.5)
+        enough = math.log(len(tests) / ALPHA)
+        return {name: round(max(0.0, log_e_value(*test) / enough), 4) for name, test in tests.items()}

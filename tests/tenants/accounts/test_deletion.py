@@ -142,7 +142,7 @@ async def test_all_but_the_numbers_goes_and_other_tenants_stay(database: Databas
             assert await deletions.unfinished(10) == [mine]
             assert not await deletions.finish(mine)
             steps += 1
-            if await deletions.erase_rows(mine, 2):
+            if await deletions.erase_rows(mine, 3):
                 break
     assert steps > 5
     async with database.as_operator() as session:

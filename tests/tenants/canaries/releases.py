@@ -1,12 +1,11 @@
 """Simulated releases: requests drawn by weight and judged as a guard judges them, at every look."""
 
 import math
-from types import SimpleNamespace
-from typing import Any, cast
+from datetime import UTC, datetime
 
 import numpy as np
 
-from loraplex.tenants.canaries.records import GuardCounts, evidence_of
+from loraplex.tenants.canaries.records import GuardCounts, GuardDocument
 
 MIN_REQUESTS = 100
 WEIGHT = 5
@@ -26,14 +25,22 @@ def release(
     `failing`: the share of the baseline's requests that fail and of the canary's. `others`: the two other bounds hold as well, and
     are just kept. `requests`: of both versions between two looks.
     """
-    more = {"max_unsatisfied": 0.05, "max_ttft_ratio": 1.0} if others else {}
-    bounds = {"max_unsatisfied": None, "max_ttft_ratio": None, "canary_weight": WEIGHT, **more}
-    guard = cast("Any", SimpleNamespace(max_failure_ratio=ratio, **bounds))
-    counts = GuardCounts()
+    guard = GuardDocument(
+        max_failure_ratio=ratio,
+        max_unsatisfied=0.05 if others else None,
+        max_ttft_ratio=1.0 if others else None,
+        min_requests=MIN_REQUESTS,
+        baseline=1,
+        canary=2,
+        canary_weight=WEIGHT,
+        counts=GuardCounts(),
+        began_at=datetime.now(UTC),
+        counted_until=datetime.now(UTC),
+    )
     for _ in range(looks):
         of_canary = int(random.binomial(requests, WEIGHT / 100))
         failed = int(random.binomial(of_canary, failing[1]))
-        counts += GuardCounts(
+        more = GuardCounts(
             canary_requests=of_canary,
             canary_failed=failed,
             canary_answered=of_canary - failed,
@@ -43,7 +50,7 @@ def release(
             ttft_pairs=of_canary,
             ttft_slower=int(random.binomial(of_canary, 0.5)),
         )
-        near = max(evidence_of(guard, counts).values())
-        if counts.canary_requests >= MIN_REQUESTS and near >= 1:
-            return counts.canary_requests
+        guard = guard.model_copy(update={"counts": guard.counts + more})
+        if guard.broken is not None:
+            return guard.counts.canary_requests
     return math.inf

@@ -66,6 +66,15 @@ def headers_among(response: httpx.Response, names: dict[str, str]) -> dict[str, 
     return {name: response.headers[name] for name in names if name in response.headers}
 
 
+async def test_an_alias_is_asked_for_with_what_it_chose(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    await gateway.adapter("acme", "pirate", DIGEST)
+    for model in ("pirate", "pirate:production", "pirate@1", MODEL):
+        await gateway.post("/v1/completions", {"model": model, "prompt": "hello", "max_tokens": 1})
+    asked = [(each.adapter_version, each.alias) for each in gateway.admissions.asked]
+    assert asked == [(1, "production"), (1, "production"), (1, None), (None, None)]
+
+
 async def test_the_most_it_may_use_is_asked_for_and_what_it_used_is_settled(start_gateway: Any) -> None:
     gateway = await start_gateway(FakeScript(cached_tokens=2))
     await gateway.adapter("acme", "pirate", DIGEST)

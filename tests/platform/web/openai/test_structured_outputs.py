@@ -111,6 +111,7 @@ async def test_a_value_that_fails_validation_is_422_and_counted(
     assert end == "" and error.startswith("event: error\ndata: ")
     assert json.loads(error.removeprefix("event: error\ndata: "))["error"]["code"] == "schema_not_satisfied"
     assert '"finish_reason":"tool_calls"' not in streamed.text
+    assert [usage.unsatisfied for _, usage in gateway.admissions.settled] == [True, True]
     whole, _ = gateway.recorder.timings
     assert whole.completion_tokens == sum(map(len, script))
     assert [each.finish_reason for each in gateway.recorder.timings] == ["error", "error"]

@@ -84,7 +84,9 @@ def test_texts_of_format_1_are_read() -> None:
 def test_a_reservation_is_read_as_it_was_written() -> None:
     each = reservation()
     assert read_reservation(reservation_text(each)) == each
-    in_session = replace(each, request=replace(each.request, session="ses_1", counts_session=True))
+    in_session = replace(
+        each, request=replace(each.request, session="ses_1", counts_session=True, alias="production")
+    )
     assert read_reservation(reservation_text(in_session)) == in_session
 
 
@@ -101,6 +103,7 @@ def test_usage_is_read_as_it_was_written(usage: SettledUsage) -> None:
     read = read_usage(usage_text(usage))
     assert (read, read.limits) == (usage, usage.limits)
     assert read.system_fingerprint == usage.system_fingerprint
+    assert read_usage(usage_text(replace(usage, unsatisfied=True))).unsatisfied and not read.unsatisfied
 
 
 def test_what_only_an_admission_needs_is_not_written() -> None:
