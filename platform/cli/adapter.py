@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -35,6 +36,8 @@ from loraplex.platform.parameters.adapter_profile import read_profile_change
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 from loraplex.tenants.administration import adapters, gated_aliases, versions
 from loraplex.tenants.administration.gated_aliases import GateOverride
+from loraplex.tenants.canaries.records import GuardBounds
+from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.models import REASONING_STYLES, TOOL_STYLES
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry import use_cases as aliases
@@ -117,6 +120,22 @@ NoProbe = Annotated[
 Model = Annotated[str | None, typer.Option("--model", help="The base model, where no server has run yet.")]
 Promote = Annotated[
     bool, typer.Option(help="Move the alias `production` to this version. The first version always gets it.")
+]
+Share = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=WHOLE - 1,
+        help="Percent of the requests that VERSION gets; the version before keeps the rest.",
+    ),
+]
+Guard = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BOUND=N,…",
+        help="Let the alias go back by itself, for example `max_failure_ratio=2,min_requests=100`; allowed: "
+        + ", ".join(GuardBounds.model_fields),
+    ),
 ]
 NoAlias = Annotated[bool, typer.Option("--no-alias", help="Move no alias, not even for the first version.")]
 VERSION_COLUMNS: Final = (
@@ -208,6 +227,9 @@ def show(name: Name, tenant: Tenant, data_dir: DataDir = None, as_json: AsJson =
         profile = (version["tool_style"] or "-", _style_text(version["reasoning_style"]), defaults)
         table.add_row(*map(str, cells), ", ".join(aliases), *profile, version["digest"])
     _print(document, as_json, table)
+    for alias, guard in ({} if as_json else document["guards"]).items():
+        if guard is not None:
+            _print(document, as_json, f"{escape(f'{name}:{alias}')} {_guard_text(guard)}")
 
 
 @app.command()
@@ -251,12 +273,17 @@ def alias(
     override_gate: Annotated[
         str | None, typer.Option(metavar="REASON", help="Move past the alias's gate. It is audited.")
     ] = None,
+    share: Share = None,
+    guard: Guard = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Point an alias at a version, or delete it."""
+    """Point an alias at a version, let the version have a share of its requests, or delete it."""
     if delete == (version is not None):
         raise typer.BadParameter("either VERSION or --delete is needed")
+    if share is None and guard is not None:
+        raise typer.BadParameter("--guard needs --share")
+    bounds = None if guard is None else _read_guard(guard)
 
     override = None if override_gate is None else GateOverride(override_gate, TENANT_SCOPES)
 
@@ -264,9 +291,16 @@ def alias(
         async with command.unit_of_work() as uow:
             if version is None:
                 return await aliases.delete(uow, command.tenant_id, name, alias_name)
-            moved = {version: WHOLE}
+            targets = {version: WHOLE}
+            if share is not None:
+                before = await queries.alias(uow.session, command.tenant_id, name, alias_name)
+                if before.baseline == version:
+                    raise InvalidField(
+                        "share", f"version {version} is the one that keeps the rest: name another"
+                    )
+                targets = {before.baseline: WHOLE - share, version: share}
             return await gated_aliases.move(
-                uow, command.tenant_id, name, alias_name, moved, override=override
+                uow, command.tenant_id, name, alias_name, targets, guard=bounds, override=override
             )
 
     record = _run_on(tenant, data_dir, run, as_json)
@@ -379,6 +413,7 @@ async def _adapter_document(session: AsyncSession, command: TenantCommand, name:
         "name": name,
         "aliases": {each.alias: each.main_version for each in aliases},
         "shares": {each.alias: each.targets for each in aliases},
+        "guards": {each.alias: each.guard and each.guard.model_dump(mode="json") for each in aliases},
         "versions": [
             {
                 "version": version.version,
@@ -395,6 +430,25 @@ async def _adapter_document(session: AsyncSession, command: TenantCommand, name:
             for version in records
         ],
     }
+
+
+def _read_guard(text: str) -> GuardBounds:
+    """Raises `BadParameter`."""
+    bounds = {name: value for name, _, value in (part.partition("=") for part in text.split(","))}
+    try:
+        return GuardBounds.model_validate_strings(bounds)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise typer.BadParameter(f"--guard {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def _guard_text(guard: dict[str, Any]) -> str:
+    counts = guard["counts"]
+    near = ", ".join(f"{bound}={guard[bound]:g} {share:.0%}" for bound, share in guard["evidence"].items())
+    return (
+        f"goes back from version {guard['canary']} to {guard['baseline']} at 100 %: {near}; "
+        f"{counts['canary_requests']} of at least {guard['min_requests']} requests"
+    )
 
 
 def _style_text(style: ReasoningStyle | None) -> str:

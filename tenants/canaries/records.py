@@ -73,7 +73,8 @@ class GuardDocument(GuardBounds):
             return None
         return next((name for name, near in self.evidence.items() if near >= 1), None)
 
-    @computed_field
+    @computed_field  # type: ignore[prop-decorator]
+    @property
     def evidence(self) -> dict[str, float]:
         """For each bound how far the e-value of its breach is, on a logarithmic scale: 0 for none, 1 where the alias goes back.
 

@@ -145,6 +145,11 @@ class AliasDocument(Record):
         return {share.version: share.weight for share in self.previous or ()}
 
     @property
+    def baseline(self) -> int:
+        """The version that a guard goes back to: that of the present guard, or the main one."""
+        return self.main_version if self.guard is None else self.guard.baseline
+
+    @property
     def main_version(self) -> int:
         """The version with the largest share; the newer of two with equal shares."""
         return max(self.split, key=lambda share: (share.weight, share.version)).version

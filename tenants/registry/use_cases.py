@@ -44,8 +44,8 @@ async def move(
     _require_seen(name, alias, ABSENT if before is None else before.revision, seen)
     present = None if before is None else before.guard
     if guard is not None:
-        former = () if before is None else (before.main_version,)
-        guard = check_guard(guard, targets, former if present is None else (present.baseline, *former))
+        former = () if before is None else (before.baseline, before.main_version)
+        guard = check_guard(guard, targets, former)
     same = before is not None and before.targets == targets
     if before is not None and same and guard == (present and present.bounds):
         return before

@@ -58,6 +58,9 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+GUARD = "max_failure_ratio=2,min_requests=50"
+
+
 def run(home: Path, *arguments: str) -> Result:
     return CliRunner().invoke(app, [*arguments, "--tenant", "acme", "--data-dir", str(home)])
 
@@ -92,6 +95,21 @@ def test_the_life_of_an_adapter(home: Path, model: Path) -> None:
     assert run_json(home, "rollback", "voice")["version"] == 1
     asyncio.run(split(home, {1: 70, 2: 30}))
     assert run_json(home, "show", "voice")["shares"] == {"production": {"1": 70, "2": 30}}
+    guarded = run_json(home, "alias", "voice", "production", "2", "--share", "5", "--guard", GUARD)
+    assert guarded["version"] == 1
+    guard = run_json(home, "show", "voice")["guards"]["production"]
+    assert (guard["baseline"], guard["canary"], guard["max_failure_ratio"], guard["min_requests"]) == (
+        1,
+        2,
+        2,
+        50,
+    )
+    assert "voice:production goes back from version 2 to 1 at 100 %: max_failure_ratio=2 0%" in " ".join(
+        run(home, "show", "voice").output.split()
+    )
+    own = run(home, "alias", "voice", "production", "1", "--share", "5")
+    assert own.exit_code == 2 and "version 1 is the one that keeps the rest" in own.output
+    asyncio.run(split(home, {1: 70, 2: 30}))
     assert {"70", "30"} <= set(run(home, "show", "voice").output.split())
     assert len(list((home / "adapters").glob("*/*/adapter_model.safetensors"))) == 2
     refused = run(home, "delete", "voice")
@@ -240,6 +258,13 @@ def test_a_refused_adapter_names_the_tensor(home: Path, model: Path) -> None:
         ),
         (["alias", "voice", "production"], 2, "either VERSION or --delete"),
         (["alias", "voice", "production", "1", "--delete"], 2, "either VERSION or --delete"),
+        (["alias", "voice", "production", "1", "--guard", "max_unsatisfied=0.1"], 2, "--guard needs --share"),
+        (["alias", "voice", "production", "1", "--share", "5", "--guard", "most=1"], 2, "--guard most"),
+        (
+            ["alias", "voice", "production", "1", "--share", "5", "--guard", "max_unsatisfied=2"],
+            2,
+            "--guard max_unsatisfied",
+        ),
     ],
 )
 def test_errors(home: Path, model: Path, arguments: list[str], exit_code: int, message: str) -> None:

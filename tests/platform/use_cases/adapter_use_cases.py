@@ -13,6 +13,10 @@ from loraplex.tenants.administration import adapters, versions
 from loraplex.tenants.registry import use_cases as aliases
 
 FILES: Final = {"files": declared({"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"})}
+SPLIT: Final = {
+    "split": [{"version": 1, "weight": 5}, {"version": 3, "weight": 95}],
+    "guard": {"max_failure_ratio": 2, "max_unsatisfied": 0.05},
+}
 TENANT: Final = ("--tenant", "harbor")
 
 
@@ -161,6 +165,23 @@ ALL: Final = (
             "PUT", "/adapters/voice/aliases/production", {"version": 4}, if_match="2"
         ),
         refused_command=lambda world: world.command("adapter", "alias", "voice", "production", "4", *TENANT),
+    ),
+    UseCase(
+        function=aliases.move,
+        entries=("alias.move",),
+        given=_aliased,
+        http=lambda world: world.tenant("PUT", "/adapters/voice/aliases/production", SPLIT, if_match="2"),
+        command=lambda world: world.command(
+            *("adapter", "alias", "voice", "production", "1", "--share", "5"),
+            *("--guard", "max_failure_ratio=2,max_unsatisfied=0.05", *TENANT),
+        ),
+        refused_http=lambda world: world.tenant(
+            "PUT", "/adapters/voice/aliases/production", SPLIT | {"guard": {"min_requests": 50}}, if_match="2"
+        ),
+        refused_command=lambda world: world.command(
+            *("adapter", "alias", "voice", "production", "1", "--share", "5"),
+            *("--guard", "min_requests=50", *TENANT),
+        ),
     ),
     UseCase(
         function=aliases.roll_back,

@@ -31,14 +31,20 @@ from loraplex.adapters.versions.pending_folders import GATEWAYS_LOCK, PENDING_FO
 from loraplex.platform import auth
 from loraplex.tenants import installation
 from loraplex.tenants.actors import Actor
+from loraplex.tenants.administration import canaries
 from loraplex.tenants.billing import use_cases as rate_cards
 from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 # A gateway's start and its jobs are the only ways: see `test_prices.py` and `test_recognized_secret.py` in `../server`, and
-# `../jobs/test_month_closing.py`.
-RUN_BY_GATEWAYS: Final = {rate_cards.create_first, invoices.draft, installation.accept_secret}
+# `test_month_closing.py` and `test_canary_watch.py` in `../jobs`.
+RUN_BY_GATEWAYS: Final = {
+    rate_cards.create_first,
+    invoices.draft,
+    installation.accept_secret,
+    canaries.revert,
+}
 OF_ACCOUNTS = (
     *accounts.TENANTS,
     *accounts.KEYS,
