@@ -21,6 +21,7 @@ from loraplex.platform.cli.output import AsJson
 from loraplex.platform.config import load_settings
 from loraplex.platform.drills.drill import run_drill
 from loraplex.platform.drills.errors import DrillImpossible
+from loraplex.platform.drills.faults.bad_version import BadVersion
 from loraplex.platform.drills.faults.db_outage import DatabaseOutage
 from loraplex.platform.drills.faults.disk_full import GIB, DiskFull
 from loraplex.platform.drills.faults.engine_loss import EngineHang, EngineKill
@@ -144,6 +145,12 @@ def disk_full(
 def overload(found: Installation, _: DrillLoad, seconds: Seconds = 30.0) -> Fault:
     """Two tiers offer twice the capacity, which sets their rates; the higher one waits no longer, the lower one is refused."""
     return Overload(installation=found, seconds=Overload.seconds_of(seconds))
+
+
+@drill_command("bad-version")
+def bad_version(found: Installation, _: DrillLoad, seconds: Seconds = 120.0) -> Fault:
+    """A version whose answers miss their schema is released behind a guard, which sets the alias back."""
+    return BadVersion(installation=found, seconds=seconds)
 
 
 def drill(

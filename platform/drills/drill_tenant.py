@@ -22,7 +22,7 @@ TENANT_NAME: Final = "loraplex-drill"
 
 @dataclass(frozen=True, slots=True)
 class DrillTenant:
-    """The tenant of a running drill. Its key may request the base model only."""
+    """The tenant of a running drill. Its key has the scopes of its terms."""
 
     tenant_id: UUID
     api_key: str = field(repr=False)
@@ -36,6 +36,7 @@ class DrillTenantTerms:
     weight: float = 1.0
     concurrent_requests: int
     tokens: int
+    scopes: tuple[str, ...] = (INFERENCE,)
 
 
 async def create_drill_tenant(database: Database, terms: DrillTenantTerms, life_s: float) -> DrillTenant:
@@ -49,7 +50,7 @@ async def create_drill_tenant(database: Database, terms: DrillTenantTerms, life_
             uow, terms.name, tier="standard", weight=terms.weight, limits=limits
         )
         bounds: KeyChange = {"expires_at": datetime.now(UTC) + timedelta(seconds=life_s)}
-        key = await api_keys.create(uow, Operator(tenant.id), "drill", [INFERENCE], bounds)
+        key = await api_keys.create(uow, Operator(tenant.id), "drill", [*terms.scopes], bounds)
     return DrillTenant(tenant.id, key.api_key)
 
 
