@@ -82,6 +82,22 @@ def run_plan(plan: DrillPlan, errors: Path) -> list[DrillRun]:
     return [msgspec.json.decode(line, type=DrillRun) for line in ended.stdout.splitlines()]
 
 
+@pytest.mark.long
+def test_a_guard_sets_a_bad_version_back(tmp_path: Path, demo_model: Path, stores: dict[str, str]) -> None:
+    """The versions differ by their defaults, which a scripted engine does not heed."""
+    plan = plan_of(tmp_path, demo_model, stores, mounts=False, without=())
+    settings = {name: value for name, value in plan.settings.items() if name != "fake_engine"}
+    drills = [["bad-version", "--seconds", "300", "--rate", "1", "--max-tokens", "4"]]
+    (run,) = run_plan(msgspec.structs.replace(plan, settings=settings, drills=drills), tmp_path / "stderr")
+    report = json.loads(run.output)
+    print(report)
+    assert run.exit_code == 0 and report["survived"]
+    with psycopg.connect(stores["database_url"], options="-c role=app_operator") as connection:
+        query = "SELECT after->>'reason' FROM audit_entries WHERE action = 'alias.revert'"
+        assert connection.execute(query).fetchall() == [("max_unsatisfied",)]
+        assert connection.execute("SELECT FROM tenants WHERE deleted_at IS NULL").fetchall() == []
+
+
 def check_report(report: dict[str, Any]) -> None:
     drift = report["drift"]
     assert drift["drift_pico"] == drift["drift_tokens"] == 0

@@ -84,6 +84,6 @@ async def test_a_refusal_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def scripted(**options: Any) -> httpx.AsyncClient:
         return client(transport=httpx.MockTransport(refuse), **options)
 
-    monkeypatch.setattr(bad_version.httpx, "AsyncClient", scripted)
+    monkeypatch.setattr(httpx, "AsyncClient", scripted)
     with pytest.raises(DrillImpossible, match="PUT /tenant/v1/adapters/drill/aliases/production: HTTP 403"):
         await fault.begin()
