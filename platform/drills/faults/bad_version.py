@@ -118,16 +118,18 @@ class BadVersion(Fault):
     async def last(self, outcomes: Sequence[RequestOutcome]) -> None:
         """Send requests until the alias is back, or `BACK_S` after the guard had enough of them."""
         async with self._client() as http:
-            async with asyncio.TaskGroup() as group:
-                sending = [group.create_task(self._send(http, number)) for number in range(AT_ONCE)]
-                deadline = time.monotonic() + self.seconds
+            sending = [asyncio.create_task(self._send(http, number)) for number in range(AT_ONCE)]
+            deadline = time.monotonic() + self.seconds
+            try:
                 while time.monotonic() < (self._reached_s or deadline) + BACK_S and self.back_s is None:
                     alias = await _ask(http, "GET", f"/tenant/v1/{ALIAS}")
                     if alias["version"] == 1:
                         self.back_s = time.monotonic()
                     await asyncio.sleep(0.5)
+            finally:
                 for task in sending:
                     task.cancel()
+                await asyncio.gather(*sending, return_exceptions=True)
             self.afterwards += [await self._request(http, number) for number in range(AFTERWARDS)]
 
     async def promises(self, observed: Observed) -> list[Promise]:
@@ -173,9 +175,9 @@ class BadVersion(Fault):
         url = f"{base_urls[number % len(base_urls)]}/v1/completions"
         try:
             response = await http.post(url, json=body | {"structured_outputs": {"json": SCHEMA}})
-        except httpx.HTTPError as error:
+            code = None if response.is_success else str(response.json()["error"]["code"])
+        except (httpx.HTTPError, ValueError, KeyError) as error:
             return Answer("", type(error).__name__, time.monotonic())
-        code = None if response.is_success else str(response.json()["error"]["code"])
         return Answer(response.headers.get("x-loraplex-adapter", ""), code, time.monotonic())
 
 
