@@ -295,9 +295,7 @@ def alias(
             if share is not None:
                 before = await queries.alias(uow.session, command.tenant_id, name, alias_name)
                 if before.baseline == version:
-                    raise InvalidField(
-                        "share", f"version {version} is the one that keeps the rest: name another"
-                    )
+                    raise InvalidField("share", f"version {version} keeps the rest: name another one")
                 targets = {before.baseline: WHOLE - share, version: share}
             return await gated_aliases.move(
                 uow, command.tenant_id, name, alias_name, targets, guard=bounds, override=override

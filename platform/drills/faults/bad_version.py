@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Final
@@ -21,25 +21,20 @@ from loraplex.platform.drills.drill_tenant import TENANT_NAME, DrillTenant, Dril
 from loraplex.platform.drills.errors import DrillImpossible
 from loraplex.platform.drills.faults.fault import Fault, Observed
 from loraplex.platform.drills.report import Promise
-from loraplex.platform.drills.traffic import MAX_PROMPT_TOKENS, TIMEOUT_S, DrillLoad, RequestOutcome
+from loraplex.platform.drills.traffic import TIMEOUT_S, DrillLoad, RequestOutcome
 from loraplex.platform.server.base_model_file import read_base_model
 from loraplex.tenants.scopes import ADAPTERS_READ, ADAPTERS_WRITE, INFERENCE
 
 ADAPTER: Final = "drill"
-ALIAS: Final = f"adapters/{ADAPTER}/aliases/production"
+ALIAS: Final = f"/tenant/v1/adapters/{ADAPTER}/aliases/production"
 FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 # Greedy, and no token twice: digits that differ. Drawn at random: of eight digits two are nearly always the same.
 DEFAULTS: Final = (
     {"temperature": 0, "presence_penalty": 2, "frequency_penalty": 2},
     {"temperature": 2, "top_p": 1},
 )
-SCHEMA: Final = {
-    "type": "array",
-    "items": {"enum": [*range(10)]},
-    "minItems": 8,
-    "maxItems": 8,
-    "uniqueItems": True,
-}
+DIGITS: Final = {"type": "array", "items": {"enum": [*range(10)]}, "minItems": 8, "maxItems": 8}
+SCHEMA: Final = DIGITS | {"uniqueItems": True}
 GUARD: Final = {"max_unsatisfied": 0.1, "min_requests": 20}
 SPLIT: Final = {"split": [{"version": 1, "weight": 50}, {"version": 2, "weight": 50}], "guard": GUARD}
 ANSWER_TOKENS: Final = 48
@@ -65,7 +60,7 @@ class BadVersion(Fault):
 
     name: ClassVar[str] = "bad-version"
     allowed_errors: ClassVar[frozenset[str]] = frozenset()
-    more_s: ClassVar[float] = PUSH_S + PROMPTS * TIMEOUT_S + BACK_S + 2 * TIMEOUT_S
+    more_s: ClassVar[float] = 2 * PUSH_S + PROMPTS * TIMEOUT_S + BACK_S + 2 * TIMEOUT_S
 
     answers: list[Answer] = field(default_factory=list)
     afterwards: list[Answer] = field(default_factory=list)
@@ -80,30 +75,20 @@ class BadVersion(Fault):
         )
 
     def tenants(self, load: DrillLoad, longest_s: float) -> Sequence[DrillTenantTerms]:
-        # Each takes a tenth of a second at least.
-        tokens = int(10 * longest_s) * AT_ONCE * (MAX_PROMPT_TOKENS + ANSWER_TOKENS)
-        terms = DrillTenantTerms(
-            name=f"{TENANT_NAME}-canary",
-            concurrent_requests=AT_ONCE,
-            tokens=tokens,
-            scopes=(INFERENCE, ADAPTERS_READ, ADAPTERS_WRITE),
-        )
-        return [*Fault.tenants(self, load, longest_s), terms]
+        (terms,) = Fault.tenants(self, replace(load, max_tokens=load.max_tokens + ANSWER_TOKENS), longest_s)
+        scopes = (INFERENCE, ADAPTERS_READ, ADAPTERS_WRITE)
+        return [terms, replace(terms, name=f"{TENANT_NAME}-canary", scopes=scopes)]
 
     async def prepare(self, tenants: Sequence[DrillTenant], model: str, load: DrillLoad) -> DrillLoad:
         self._api_key = tenants[1].api_key
         base = load_model_config(read_base_model(self.installation.data_dir).path)
-        try:
-            async with asyncio.timeout(PUSH_S), self._client() as http:
-                await _ask(http, "POST", "/tenant/v1/adapters", json={"name": ADAPTER})
-                for number, defaults in enumerate(DEFAULTS, 1):
-                    with TemporaryDirectory() as folder:
-                        written = write_random_adapter(Path(folder), base, rank=1, seed=number)
-                        await _push(http, written, number, defaults)
-                await _ask(http, "PUT", f"/tenant/v1/{ALIAS}", {"if-none-match": "*"}, json={"version": 1})
-        except TimeoutError:
-            raise DrillImpossible(f"the versions were not ready within {PUSH_S:g} s") from None
         async with self._client() as http:
+            await _ask(http, "POST", "/tenant/v1/adapters", json={"name": ADAPTER})
+            for number, defaults in enumerate(DEFAULTS, 1):
+                with TemporaryDirectory() as folder:
+                    written = write_random_adapter(Path(folder), base, rank=1, seed=number)
+                    await _push(http, written, number, defaults)
+            await _ask(http, "PUT", ALIAS, {"if-none-match": "*"}, json={"version": 1})
             for number in range(PROMPTS):
                 self._prompt = f"{number + 1}. Write eight different digits: "
                 if (await self._request(http, 0)).code is None:
@@ -113,7 +98,7 @@ class BadVersion(Fault):
     async def begin(self) -> None:
         """Send half of the requests to version 2."""
         async with self._client() as http:
-            await _ask(http, "PUT", f"/tenant/v1/{ALIAS}", {"if-match": '"1"'}, json=SPLIT)
+            await _ask(http, "PUT", ALIAS, {"if-match": '"1"'}, json=SPLIT)
 
     async def last(self, outcomes: Sequence[RequestOutcome]) -> None:
         """Send requests until the alias is back, or `BACK_S` after the guard had enough of them."""
@@ -122,8 +107,7 @@ class BadVersion(Fault):
             deadline = time.monotonic() + self.seconds
             try:
                 while time.monotonic() < (self._reached_s or deadline) + BACK_S and self.back_s is None:
-                    alias = await _ask(http, "GET", f"/tenant/v1/{ALIAS}")
-                    if alias["version"] == 1:
+                    if (await _ask(http, "GET", ALIAS))["version"] == 1:
                         self.back_s = time.monotonic()
                     await asyncio.sleep(0.5)
             finally:
@@ -183,11 +167,11 @@ class BadVersion(Fault):
 
 async def _push(http: httpx.AsyncClient, folder: Path, number: int, defaults: dict[str, int]) -> None:
     """Upload a version, wait until it is ready, and set its defaults. Raises `DrillImpossible`."""
-    versions = f"/tenant/v1/adapters/{ADAPTER}/versions"
+    versions, deadline = f"/tenant/v1/adapters/{ADAPTER}/versions", time.monotonic() + PUSH_S
     await _ask(http, "POST", versions, files={name: (folder / name).read_bytes() for name in FILES})
     while (version := await _ask(http, "GET", f"{versions}/{number}"))["state"] != "ready":
-        if version["state"] == "rejected":
-            raise DrillImpossible(f"version {number} was rejected: {version['report']}")
+        if version["state"] == "rejected" or time.monotonic() > deadline:
+            raise DrillImpossible(f"version {number} is {version['state']}: {version['report']}")
         await asyncio.sleep(0.2)
     match = {"if-match": f'"{version["revision"]}"'}
     await _ask(http, "PATCH", f"{versions}/{number}", match, json={"defaults": defaults})

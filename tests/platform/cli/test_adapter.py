@@ -108,7 +108,7 @@ def test_the_life_of_an_adapter(home: Path, model: Path) -> None:
         run(home, "show", "voice").output.split()
     )
     own = run(home, "alias", "voice", "production", "1", "--share", "5")
-    assert own.exit_code == 2 and "version 1 is the one that keeps the rest" in own.output
+    assert own.exit_code == 2 and "version 1 keeps the rest" in own.output
     asyncio.run(split(home, {1: 70, 2: 30}))
     assert {"70", "30"} <= set(run(home, "show", "voice").output.split())
     assert len(list((home / "adapters").glob("*/*/adapter_model.safetensors"))) == 2
