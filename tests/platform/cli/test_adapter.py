@@ -261,6 +261,11 @@ def test_a_refused_adapter_names_the_tensor(home: Path, model: Path) -> None:
         (["alias", "voice", "production", "1", "--guard", "max_unsatisfied=0.1"], 2, "--guard needs --share"),
         (["alias", "voice", "production", "1", "--share", "5", "--guard", "most=1"], 2, "--guard most"),
         (
+            ["alias", "voice", "production", "1", "--share", "5", "--guard", "max_ttft_ratio=nan"],
+            2,
+            "--guard max_ttft_ratio",
+        ),
+        (
             ["alias", "voice", "production", "1", "--share", "5", "--guard", "max_unsatisfied=2"],
             2,
             "--guard max_unsatisfied",
