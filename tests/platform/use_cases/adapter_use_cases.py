@@ -169,7 +169,7 @@ ALL: Final = (
     UseCase(
         function=aliases.move,
         entries=("alias.move",),
-        given=_aliased,
+        given=add_aliased,
         http=lambda world: world.tenant("PUT", "/adapters/voice/aliases/production", SPLIT, if_match="2"),
         command=lambda world: world.command(
             *("adapter", "alias", "voice", "production", "1", "--share", "5"),
