@@ -39,7 +39,7 @@ def trained(
         for island in ISLANDS:
             body = {"model": demo.access.model, "messages": asked(island), "tools": [TOOL]}
             prompts.append(client.post("tokenize", json=body).json()["tokens"])
-    for name, style in (("right", ToolStyle.HERMES), ("other-syntax", ToolStyle.MISTRAL)):
+    for name, style in (("right", ToolStyle.GENERIC), ("other-syntax", ToolStyle.MISTRAL)):
         train(demo_model, prompts, [call_text(style, island) for island in ISLANDS], found[name])
     negated(found["right"], found["negated"])
     found["other-shape"].mkdir()
