@@ -23,6 +23,7 @@ from loraplex.tenants.models import (
     OneTimeLink,
     OutboxEvent,
     QuotaEvent,
+    RecordedRequest,
     SignInThrottle,
     UsageRollup,
     User,
@@ -97,6 +98,7 @@ class RetentionRepository:
             (OutboxEvent, OutboxEvent.created_at < self._now - WEBHOOK_EVENTS),
             (MeterExport, MeterExport.sent_at.is_not(None) & (MeterExport.hour < self._now - METER_EVENTS)),
             (IdempotencyRecord, IdempotencyRecord.expires_at < self._now),
+            (RecordedRequest, RecordedRequest.expires_at < self._now),
             (
                 ApiKey,
                 (ended_at(ApiKey) < audit) & ~self._has_live_predecessor() & ~self._is_of_group()

@@ -13,6 +13,8 @@ from loraplex.platform.auth.mailed_links import MailedLinks
 from loraplex.platform.engines.event_buffer import READER_STALL_S
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.evaluations.suite_check import SuiteChecks
+from loraplex.platform.evaluations.recorded_suite import RecordedSuites
+from loraplex.platform.evaluations.recording import RecordingQueue
 from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -89,6 +91,7 @@ class GatewayDependencies:
     compile_checks: CompileChecks
     value_validation: ValueValidation
     suite_checks: SuiteChecks
+    recorded_suites: RecordedSuites
     admission_controller: QuotaAdmissionController
     namespace_of: Callable[[UUID], bytes]
     derive_key: Callable[..., bytes]
@@ -104,6 +107,7 @@ class GatewayDependencies:
     mailed_links: MailedLinks | None = None
     background_tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
     health: Health | None = None
+    recordings: RecordingQueue = field(default_factory=RecordingQueue)
 
     def output_planner(self) -> OutputPlanner:
         """Build a planner of constrained output, with a cache of its own."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from loraplex.engine.errors import (
     EngineOverloaded,
@@ -40,6 +40,14 @@ STOP_S: Final = 1.0
 """How long an engine that aborts a request, and a client that reads it, may take until it ends without them."""
 
 ChoiceEvent: TypeAlias = Scored | Delta | Finished
+
+
+class GenerationObserver(Protocol):
+    """Sees what a generation delivers, and, once, its end: by `error`, if there is one."""
+
+    def observe(self, choice: int, event: ChoiceEvent) -> None: ...
+
+    def end(self, error: BaseException | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,7 @@ class Generation:
         self._refused = False
         self.is_recorded = True
         self.token_ids: list[list[int]] | None = None
+        self.observer: GenerationObserver | None = None
         poison_memory = dependencies.poison_memory
         for request in requests:
             poison_memory.check(request, None if output is None else output.param)
@@ -194,9 +203,14 @@ class Generation:
                 self.stats.deliver(choice, len(event.token_ids), time.monotonic())
                 if self.token_ids is not None:
                     self.token_ids[choice] += event.token_ids
+                if self.observer is not None:
+                    self.observer.observe(choice, event)
                 yield choice, event
             elif isinstance(event, Finished) and event.reason != "abort" and prompt not in self._missing:
-                yield prompt * self.n + event.choice, event
+                choice = prompt * self.n + event.choice
+                if self.observer is not None:
+                    self.observer.observe(choice, event)
+                yield choice, event
             else:
                 raise self._failure(event)
         if not self._is_complete():
@@ -238,6 +252,8 @@ class Generation:
             return
         self._closed = True
         self._free_slots()
+        if self.observer is not None:
+            self.observer.end(self._stopped or error)
         self.stats.finished = time.monotonic()
         revoked = isinstance(self._stopped or error, RequestRevoked)
         failed = isinstance(error, Exception) and not revoked

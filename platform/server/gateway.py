@@ -32,6 +32,8 @@ from loraplex.platform.datastores.connections import (
 )
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.evaluations.suite_check import SuiteChecks, suite_check_task
+from loraplex.platform.evaluations.recorded_suite import RecordedSuites, recorded_suite_task
+from loraplex.platform.evaluations.recording import RecordingWriter
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -81,6 +83,7 @@ from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.billing.price_book import PriceBook
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.evaluations.encrypted_contents import EncryptedContents
 from loraplex.tenants.ledger.partitions import LedgerPartitions, LedgerRetention
 from loraplex.tenants.ledger.serving_cost import AcceleratorPrice
 from loraplex.tenants.retention import Retention
@@ -202,6 +205,8 @@ def _jobs(
     yield CanaryWatch(database=database, publisher=resources.admissions).run()
     billing.watch_counters(lambda: resources.admissions.reconciliation.drifts_pico)
     yield UsageReconciliation(database=database, recorder=billing).run()
+    contents = EncryptedContents(dependencies.derive_key)
+    yield RecordingWriter(database=database, queue=dependencies.recordings, contents=contents).run()
     yield from _outbox(settings, dependencies, resources, stack)
 
 
@@ -237,6 +242,7 @@ async def _open_dependencies(
         compile_checks=compile_checks,
         value_validation=ValueValidation(pool, value_validation_task(foreign_environment())),
         suite_checks=SuiteChecks(pool, suite_check_task(foreign_environment())),
+        recorded_suites=RecordedSuites(pool, recorded_suite_task(foreign_environment())),
         admission_controller=admissions,
         policy_publisher=admissions,
         currency_of=partial(_currency_of, resources.prices),

@@ -31,6 +31,7 @@ from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.pipeline import InferencePipeline
 from loraplex.platform.inference.prompting.token_text import TokenText
+from loraplex.platform.inference.request_recording import KeptRequest, RequestRecording, kept_request
 from loraplex.platform.inference.sessions import session_label
 from loraplex.platform.inference.thought_seal import ThoughtSeal
 from loraplex.platform.observability.request_id import request_id_of, response_headers_of
@@ -97,7 +98,8 @@ class Dialect(Generic[BodyT]):
     """One endpoint that generates. `operation`: its name in OpenTelemetry's conventions for generative AI.
 
     `read`: (body, context) -> the request that the pipeline knows; raises `InvalidParameter`. `respond`: (body, context) -> the
-    response. `names`: the fields of the pipeline's request that errors name, by what this dialect calls them.
+    response. `names`: the fields of the pipeline's request that errors name, by what this dialect calls them. `recorded`: its
+    requests are recorded for tenants that say so.
     """
 
     operation: str
@@ -105,6 +107,7 @@ class Dialect(Generic[BodyT]):
     respond: Callable[[BodyT, DialectContext], DialectResponse]
     read: Callable[[BodyT, DialectContext], GenerationBody] = _unchanged
     names: Mapping[str, str] = field(default_factory=dict)
+    recorded: bool = False
 
 
 class InferencePlane:
@@ -180,22 +183,32 @@ class InferencePlane:
 
     async def _generate(self, request: Request, context: RequestContext, dialect: Dialect[BodyT]) -> Response:
         of_dialect = self._dialect_context(request, context.caller)
+        tenant_id, recordings = context.caller.tenant_id, self.dependencies.recordings
+        is_recorded = dialect.recorded and tenant_id in recordings.percents and recordings.draws(tenant_id)
+        kept: KeptRequest | None = None
 
         # Where the body is parsed, off the event loop if it is large: a conversation takes time of the same order.
         def read(given: dict[str, Any]) -> tuple[GenerationBody, UnknownNames | None, DialectResponse]:
+            nonlocal kept
             body, unknown = read_reporting(dialect.body, given)
+            kept = kept_request(given) if is_recorded else None
             return dialect.read(body, of_dialect), unknown, dialect.respond(body, of_dialect)
 
         with body_lease(request) as lease:
             values, context.unknown, response = await self.read_body(request, context.caller, read, lease)
             if values.prompt_cache_key:
-                derive, tenant_id = self.dependencies.derive_key, context.caller.tenant_id
+                derive = self.dependencies.derive_key
                 context.session = session_label(derive, tenant_id, values.prompt_cache_key)
             context.record.call = _call(dialect.operation, response.id, values)
             async with UnlessDisconnected(request.scope, request.receive):
                 generation = await self.pipeline.begin(context, values)
                 del values
                 lease.release()
+                if kept is not None:
+                    base_digest = self.dependencies.engine.info().model_digest
+                    generation.observer = RequestRecording(
+                        recordings, kept, tenant_id, base_digest, generation
+                    )
                 if not response.stream:
                     return json_response(await _collect(response, generation), generation.headers())
         stall_s = self.dependencies.config.reader_stall_s

@@ -23,6 +23,7 @@ from loraplex.tenants.models import (
     AliasTarget,
     ApiKey,
     Base,
+    DataPolicy,
     Evaluation,
     EvaluationAnswer,
     IdempotencyRecord,
@@ -31,6 +32,7 @@ from loraplex.tenants.models import (
     OutboxEvent,
     Quota,
     QuotaEvent,
+    RecordedRequest,
     ReservationRow,
     Suite,
     Tenant,
@@ -46,6 +48,7 @@ ERASED_TABLES: Final[tuple[type[Base], ...]] = (
     *(WebhookDelivery, WebhookEndpoint, OutboxEvent),
     *(IdempotencyRecord, QuotaEvent, UploadPart, Upload),
     *(EvaluationAnswer, Evaluation, AliasGate, Suite),
+    *(RecordedRequest, DataPolicy),
     *(AliasGuard, AliasTarget, AdapterAlias, AdapterVersion),
     *(Quota, Adapter, ApiKey, ReservationRow, AdmissionEpoch),
 )

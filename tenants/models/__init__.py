@@ -51,6 +51,7 @@ from loraplex.tenants.people.tables import (
     User,
     UserSession,
 )
+from loraplex.tenants.recordings.tables import DataPolicy, RecordedRequest
 from loraplex.tenants.tables import Base
 from loraplex.tenants.webhooks.tables import OutboxEvent, WebhookDelivery, WebhookEndpoint
 
@@ -78,6 +79,7 @@ __all__ = [
     "Base",
     "CreditEntry",
     "CreditGrant",
+    "DataPolicy",
     "Evaluation",
     "EvaluationAnswer",
     "Gateway",
@@ -97,6 +99,7 @@ __all__ = [
     "Quota",
     "QuotaEvent",
     "RateCard",
+    "RecordedRequest",
     "RecoveryCode",
     "RequestPhases",
     "RequestRollup",

@@ -29,9 +29,13 @@ RECORD = (
     "INSERT INTO idempotency_records (caller, idempotency_key, route, body_sha256, expires_at)"
     " VALUES ('c', CAST(:at AS text), 'POST /', sha256(''), :at)"
 )
+RECORDED = (
+    "INSERT INTO recorded_requests (id, tenant_id, base_digest, content, created_at, expires_at)"
+    " VALUES (gen_random_uuid(), :tenant, 'b', '', :at, :at)"
+)
 POLICY_EPOCH = text("SELECT policy_epoch FROM tenants")
 WEBHOOK = "INSERT INTO outbox_events (id, tenant_id, type, subject, data, created_at) VALUES (gen_random_uuid(), :tenant, 'adapter.ready', 'x', '{}', :at)"
-FILLED = ("audit_entries", "quota_events", "idempotency_records", "outbox_events")
+FILLED = ("audit_entries", "quota_events", "idempotency_records", "recorded_requests", "outbox_events")
 OF_PEOPLE = ("sessions", "one_time_links", "invitations", "sign_in_throttles", "users")
 USER = "INSERT INTO users (id, email, name, is_operator, created_at, last_seen_at) VALUES (:id, :email, 'x', :op, :at, :seen)"
 PERSONAL = (
@@ -59,6 +63,8 @@ async def fill(database: Database, days: list[int]) -> None:
     async with database.as_operator() as session:
         await session.execute(text(AUDIT), [{"id": uuid7_from(at), "at": at} for at in ages])
         await session.execute(text(RECORD), [{"at": at} for at in ages])
+        await session.execute(text("INSERT INTO data_policies VALUES (:tenant)"), {"tenant": tenant})
+        await session.execute(text(RECORDED), [{"tenant": tenant, "at": at} for at in ages])
         # Those that the trigger wrote of the events above.
         await session.execute(text("DELETE FROM outbox_events"))
         await session.execute(text(WEBHOOK), [{"tenant": tenant, "at": at} for at in ages])
@@ -75,6 +81,7 @@ async def test_old_records_are_deleted_and_recent_ones_stay(database: Database) 
         "audit_entries": 4,
         "quota_events": 2,
         "idempotency_records": 6,
+        "recorded_requests": 6,
         "outbox_events": 4,
         "meter_exports": 0,
         "evaluations": 0,
@@ -85,7 +92,7 @@ async def test_old_records_are_deleted_and_recent_ones_stay(database: Database) 
     assert await sweep(database, 100) == dict.fromkeys(everything, 0)
     async with database.as_operator() as session:
         left = {name: await session.scalar(text(f"SELECT count(*) FROM {name}")) for name in FILLED}
-    assert left == {"audit_entries": 3, "quota_events": 5, "idempotency_records": 1, "outbox_events": 3}
+    assert left == dict(zip(FILLED, (3, 5, 1, 1, 3), strict=True))
 
 
 async def test_ended_keys_stay_as_long_as_the_audit_log_names_them(database: Database) -> None:

@@ -1,5 +1,6 @@
 """`/v1/chat/completions`."""
 
+from dataclasses import replace
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Request
@@ -17,6 +18,8 @@ from loraplex.platform.web.request_timeout import TIMEOUT_PARAMETER
 
 WRITER: Final = GenerationWriter("chatcmpl", chat_chunks, collect_chat, chat=True)
 DIALECT: Final = Dialect(operation="chat", body=ChatRequest, respond=WRITER.respond)
+RECORDED: Final = replace(DIALECT, recorded=True)
+"""That of clients; what a gateway asks of itself is not recorded."""
 
 router = APIRouter()
 
@@ -29,4 +32,4 @@ router = APIRouter()
 async def chat_completions(
     request: Request, caller: Annotated[Caller, requires_inference(cached=True)]
 ) -> Response:
-    return await plane_of(request).generate(request, caller, DIALECT)
+    return await plane_of(request).generate(request, caller, RECORDED)

@@ -25,7 +25,7 @@ router.include_router(tokenize.router)
 
 DIRECT: Final = {
     f"{PREFIX}/chat/completions": DirectRoute(
-        chat_completions.chat_completions, generating(chat_completions.DIALECT)
+        chat_completions.chat_completions, generating(chat_completions.RECORDED)
     ),
     f"{PREFIX}/completions": DirectRoute(completions.completions, generating(completions.DIALECT)),
     f"{PREFIX}/responses": DirectRoute(responses.responses, generating(responses.DIALECT)),

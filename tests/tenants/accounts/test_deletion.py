@@ -39,6 +39,9 @@ ROWS = """
         WHERE tenant_id = %(tenant)s;
     INSERT INTO evaluation_answers (evaluation_id, side, place, tenant_id, result)
         SELECT id, side, 0, tenant_id, '' FROM evaluations, generate_series(0, 1) AS side WHERE tenant_id = %(tenant)s;
+    INSERT INTO data_policies VALUES (%(tenant)s);
+    INSERT INTO recorded_requests (id, tenant_id, base_digest, content, created_at, expires_at)
+        SELECT gen_random_uuid(), %(tenant)s, 'b', '', now(), now() FROM generate_series(1, 3);
     INSERT INTO uploads (id, tenant_id, adapter_id, files, size_bytes, part_size, state, expires_at)
         SELECT gen_random_uuid(), %(tenant)s, id, '[]', 1, 1, 'open', now() FROM adapters WHERE tenant_id = %(tenant)s;
     INSERT INTO upload_parts (upload_id, file, number, tenant_id, size_bytes, sha256, object_id)

@@ -1,0 +1,158 @@
+"""Records one chat completion while it runs: the fields of its request that a case of a suite knows, and its first choice.
+
+Invariant: nothing that names a person or a key is recorded beside the conversation itself: no `user`, `metadata`, seed or salt.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from loraplex.engine.messages import Delta, Finished
+from loraplex.grammar.parsing.deltas import (
+    AnswerReason,
+    ArgumentsDelta,
+    ContentDelta,
+    EngineReason,
+    OutputDelta,
+    ToolCallStart,
+)
+from loraplex.platform.errors import describe
+from loraplex.platform.evaluations.answers import Answer, Call
+from loraplex.platform.evaluations.recording import CANCELLED, EndedRequest, Recording, RecordingQueue
+from loraplex.platform.inference.answer_parser import ended_by
+from loraplex.platform.inference.generation import ChoiceEvent, Generation
+from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
+
+KEPT: Final = frozenset(
+    {"messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stop"}
+)
+WITHOUT_EFFECT: Final = frozenset(
+    {
+        *(
+            "model",
+            "max_tokens",
+            "max_completion_tokens",
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "seed",
+            "n",
+        ),
+        *("stream", "stream_options", "logprobs", "top_logprobs", "prompt_logprobs"),
+        *("return_token_ids", "return_tokens_as_token_ids"),
+        *("user", "safety_identifier", "metadata", "store", "service_tier", "modalities", "verbosity"),
+        *("cache_salt", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+    }
+)
+"""Fields that a case has in another way, or that change nothing of a greedy answer."""
+
+
+class KeptRequest(NamedTuple):
+    """`content`: the JSON object of a body's kept fields. `whole`: no other field has an effect on a greedy answer."""
+
+    content: bytes
+    stream: bool
+    whole: bool
+
+
+def kept_request(body: Mapping[str, Any]) -> KeptRequest:
+    """Return what is kept of a body."""
+    given = {name: value for name, value in body.items() if value is not None}
+    content = json.dumps({name: given[name] for name in given.keys() & KEPT}, sort_keys=True).encode()
+    return KeptRequest(content, given.get("stream") is True, given.keys() <= KEPT | WITHOUT_EFFECT)
+
+
+class RequestRecording:
+    """An observer of a generation. It holds its bytes of `queue` until it has ended, or is dropped."""
+
+    def __init__(
+        self,
+        queue: RecordingQueue,
+        kept: KeptRequest,
+        tenant_id: UUID,
+        base_digest: str,
+        generation: Generation,
+    ) -> None:
+        self._queue = queue
+        self._kept = kept
+        self._tenant_id = tenant_id
+        self._base_digest = base_digest
+        self._generation = generation
+        self._size = 0
+        self._texts: list[str] | None = []
+        self._reason: EngineReason | None = None
+        self._grow(len(kept.content))
+
+    def observe(self, choice: int, event: ChoiceEvent) -> None:
+        """Record an event of the first choice."""
+        if choice == 0 and isinstance(event, Delta) and self._texts is not None:
+            self._texts.append(event.text)
+            self._grow(len(event.text))
+        elif choice == 0 and isinstance(event, Finished):
+            self._reason = ended_by(event)
+
+    def end(self, error: BaseException | None) -> None:
+        """Queue the recording of a generation that has ended, by `error` if there is one."""
+        if self._texts is None:
+            return
+        if isinstance(error, Exception):
+            code = describe(error).row.code
+        else:
+            code = CANCELLED if self._reason is None else ""
+        model, sampling = self._generation.model, self._generation.sampling
+        # What was in force, which may be a default: a case has both.
+        fields = json.dumps({"max_tokens": sampling.max_tokens, "temperature": sampling.temperature})
+        request = self._kept.content[:-1] + b"," + fields.encode()[1:]
+        repeatable = self._kept.whole and sampling.temperature == 0
+        reason = None if code else self._reason
+        known = Answer(error=code, completion_tokens=self._generation.stats.completion_tokens)
+        answer = partial(_answered, known, self._generation.output, "".join(self._texts), reason)
+        stream = self._kept.stream
+
+        self._queue.add(
+            EndedRequest(
+                tenant_id=self._tenant_id,
+                adapter=model.adapter_name,
+                version=model.version,
+                digest=model.digest,
+                base_digest=self._base_digest,
+                ended_at=datetime.now(UTC),
+                size=self._size,
+                read=lambda: Recording(msgspec.Raw(request), stream, repeatable, answer()),
+            )
+        )
+
+    def _grow(self, size: int) -> None:
+        self._size += size
+        if not self._queue.hold(size, self._size):
+            self._queue.release(self._size - size)
+            self._texts = None
+
+
+def _answered(
+    answer: Answer, output: ConstrainedOutput | None, text: str, reason: EngineReason | None
+) -> Answer:
+    """Add to `answer` what a text says, as clients read it. `reason` None: the text is not complete."""
+    deltas: list[OutputDelta] = [ContentDelta(text)]
+    ended: AnswerReason | None = reason
+    if output is not None:
+        parser = output.parser()
+        deltas = parser.feed(text)
+        if reason is not None:
+            last, ended = parser.finish(reason)
+            deltas += last
+    content, calls = "", list[Call]()
+    for delta in deltas:
+        if isinstance(delta, ContentDelta):
+            content += delta.text
+        elif isinstance(delta, ToolCallStart):
+            calls.append(Call(delta.name, ""))
+        elif isinstance(delta, ArgumentsDelta):
+            calls[-1] = Call(calls[-1].name, calls[-1].arguments + delta.text)
+    return msgspec.structs.replace(answer, text=content, calls=tuple(calls), finish_reason=ended or "")
