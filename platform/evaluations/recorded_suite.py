@@ -10,17 +10,32 @@ from typing import Any, Final
 
 import msgspec
 
-from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.evaluations.recording import Recording
+from loraplex.platform.errors import InvalidParameter, WorkersUnavailable
+from loraplex.platform.evaluations.answers import Answer
 from loraplex.platform.evaluations.suite import MAX_ANSWER_TOKENS, MAX_SUITE_BYTES, SuiteInvalid, read_suite
-from loraplex.platform.workers.messages import Done
+from loraplex.platform.workers.messages import Done, Ended
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.platform.workers.task import MIB, Sandbox, TaskSpec
 
 DEADLINE_S: Final = 120.0
+SANDBOX: Final = Sandbox(data_bytes=2 << 30)
 JSON_FORMATS: Final = ("json_object", "json_schema")
+CANCELLED: Final = "cancelled"
+"""Stands for the error of a request whose client left."""
 ANY_ANSWER: Final = {"regex": ""}
 """What is expected of a request that was cancelled or has failed: an answer instead of an error."""
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """The content of a recorded request. `request`: the JSON object of its fields that a case knows.
+
+    `repeatable`: it was greedy, and a case has all that its answer follows from. `answer.error` has `CANCELLED`, too.
+    """
+
+    request: msgspec.Raw
+    stream: bool
+    repeatable: bool
+    answer: Answer
 
 
 class RecordedSuite(msgspec.Struct, frozen=True):
@@ -40,7 +55,7 @@ def recorded_suite_task(environment: Mapping[str, str]) -> TaskSpec[RecordedSuit
         function="loraplex.platform.evaluations.recorded_suite:suite_of",
         result=RecordedSuite,
         mode="spawn",
-        sandbox=Sandbox(data_bytes=2 << 30),
+        sandbox=SANDBOX,
         environment=environment,
         deadline_s=DEADLINE_S,
         queue_timeout_s=2 * DEADLINE_S,
@@ -58,16 +73,19 @@ class RecordedSuites:
 
     async def make(self, namespace: bytes, recordings: Sequence[bytes]) -> RecordedSuite:
         """Make a suite of a tenant's recordings, in their order. Raises `InvalidParameter`, `WorkersUnavailable`."""
-        reply = await self._pool.run(self._task, (recordings,), namespace)
-        if not isinstance(reply, Done):
-            raise InvalidParameter(
-                f"The suite cannot be made within {DEADLINE_S:g} s; name fewer requests.", param="limit"
-            )
-        if not reply.result.cases:
-            raise InvalidParameter(
-                f"None of {len(recordings)} recorded requests becomes a case.", param="limit"
-            )
-        return reply.result
+        match await self._pool.run(self._task, (recordings,), namespace):
+            case Done(result=made) if made.cases:
+                return made
+            case Done():
+                count = len(recordings)
+                raise InvalidParameter(f"None of {count} recorded requests becomes a case.", param="limit")
+            case Ended():
+                bounds = f"{DEADLINE_S:g} s and {SANDBOX.data_bytes} bytes of memory"
+                raise InvalidParameter(
+                    f"The suite cannot be made within {bounds}: name fewer requests.", param="limit"
+                )
+            case failed:
+                raise WorkersUnavailable(f"{self._task.unavailable}: {failed.error}")
 
 
 def suite_of(recordings: list[bytes]) -> RecordedSuite:
@@ -85,7 +103,7 @@ def suite_of(recordings: list[bytes]) -> RecordedSuite:
 
 def _line(recording: Recording) -> bytes | None:
     """Return the case of a recording; None if it would be refused, or its answer is longer than that of any case."""
-    request, tokens = json.loads(recording.request), recording.answer.completion_tokens
+    request, tokens = json.loads(bytes(recording.request)), recording.answer.completion_tokens
     if tokens > MAX_ANSWER_TOKENS:
         return None
     request["max_tokens"] = min(request["max_tokens"], MAX_ANSWER_TOKENS)

@@ -15,7 +15,7 @@ from uuid import UUID
 import msgspec
 import structlog
 
-from loraplex.platform.evaluations.answers import Answer
+from loraplex.platform.evaluations.recorded_suite import Recording
 from loraplex.tenants.database import Database
 from loraplex.tenants.evaluations.encrypted_contents import EncryptedContents
 from loraplex.tenants.ids import uuid7
@@ -29,21 +29,7 @@ MAX_BYTES: Final = 256 << 10
 """Of one request with its answer."""
 MAX_HELD_BYTES: Final = 64 << 20
 """Of all recordings in memory, those of running requests included."""
-CANCELLED: Final = "cancelled"
-"""Stands for the error of a request whose client left."""
 LOG: Final = structlog.get_logger("loraplex.recording")
-
-
-class Recording(msgspec.Struct, frozen=True):
-    """The content of a recorded request. `request`: the JSON object of its fields that a case knows.
-
-    `repeatable`: it was greedy, and a case has all that its answer follows from. `answer.error` has `CANCELLED`, too.
-    """
-
-    request: msgspec.Raw
-    stream: bool
-    repeatable: bool
-    answer: Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

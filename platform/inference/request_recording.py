@@ -23,7 +23,8 @@ from loraplex.grammar.parsing.deltas import (
 )
 from loraplex.platform.errors import describe
 from loraplex.platform.evaluations.answers import Answer, Call
-from loraplex.platform.evaluations.recording import CANCELLED, EndedRequest, Recording, RecordingQueue
+from loraplex.platform.evaluations.recorded_suite import CANCELLED, Recording
+from loraplex.platform.evaluations.recording import EndedRequest, RecordingQueue
 from loraplex.platform.inference.answer_parser import ended_by
 from loraplex.platform.inference.generation import ChoiceEvent, Generation
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
