@@ -18,6 +18,7 @@ from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.ledger import use_cases as usage_corrections
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas import use_cases as quotas
+from loraplex.tenants.recordings import use_cases as recordings
 from loraplex.tenants.unit_of_work import unit_of_work
 from loraplex.tenants.webhooks import use_cases as webhooks
 
@@ -308,5 +309,16 @@ USAGE: Final = (
         given=_use,
         http=_correct(USED),
         refused_http=_correct(NO_ID),
+    ),
+)
+
+
+_RECORDED: Final = {"record_requests": {"percent": 5, "retention_days": 7, "max_requests": 100}}
+RECORDINGS: Final = (
+    UseCase(
+        function=recordings.set_data_policy,
+        entries=("data_policy.change",),
+        http=lambda world: world.tenant("PUT", "/data-policy", _RECORDED, if_match="1"),
+        refused_http=lambda world: world.tenant("PUT", "/data-policy", _RECORDED, if_match="2"),
     ),
 )

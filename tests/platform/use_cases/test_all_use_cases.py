@@ -52,6 +52,7 @@ OF_ACCOUNTS = (
     *accounts.BILLING,
     *accounts.WEBHOOKS,
     *accounts.USAGE,
+    *accounts.RECORDINGS,
 )
 ALL = (*OF_ACCOUNTS, *of_invoices.ALL, *of_adapters.ALL, *of_evaluations.ALL, *of_people.ALL)
 
