@@ -5,20 +5,20 @@ Invariant: what becomes a case would be accepted in an uploaded suite; what woul
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
-from loraplex.platform.errors import InvalidParameter, WorkersUnavailable
 from loraplex.platform.evaluations.answers import Answer
-from loraplex.platform.evaluations.suite import MAX_ANSWER_TOKENS, MAX_SUITE_BYTES, SuiteInvalid, read_suite
-from loraplex.platform.workers.messages import Done, Ended
-from loraplex.platform.workers.pool import WorkerPool
-from loraplex.platform.workers.task import MIB, Sandbox, TaskSpec
+from loraplex.platform.evaluations.suite import (
+    MAX_ANSWER_TOKENS,
+    MAX_SUITE_BYTES,
+    SuiteInvalid,
+    SuiteSummary,
+    read_suite,
+)
 
-DEADLINE_S: Final = 120.0
-SANDBOX: Final = Sandbox(data_bytes=2 << 30)
 JSON_FORMATS: Final = ("json_object", "json_schema")
 CANCELLED: Final = "cancelled"
 """Stands for the error of a request whose client left."""
@@ -42,50 +42,7 @@ class RecordedSuite(msgspec.Struct, frozen=True):
     """A suite's file, and what a check of it would say."""
 
     content: bytes
-    sha256: str
-    cases: int
-
-
-def recorded_suite_task(environment: Mapping[str, str]) -> TaskSpec[RecordedSuite]:
-    """Return the task. Each suite has a process of its own, one at a time for a tenant."""
-    return TaskSpec(
-        name="recorded_suite",
-        work="suites of recorded requests",
-        unavailable="suites cannot be made now",
-        function="loraplex.platform.evaluations.recorded_suite:suite_of",
-        result=RecordedSuite,
-        mode="spawn",
-        sandbox=SANDBOX,
-        environment=environment,
-        deadline_s=DEADLINE_S,
-        queue_timeout_s=2 * DEADLINE_S,
-        queued_per_tenant=4,
-        max_reply_bytes=MAX_SUITE_BYTES + MIB,
-    )
-
-
-class RecordedSuites:
-    """Makes suites in the worker pool of a gateway."""
-
-    def __init__(self, pool: WorkerPool, task: TaskSpec[RecordedSuite]) -> None:
-        self._pool = pool
-        self._task = task
-
-    async def make(self, namespace: bytes, recordings: Sequence[bytes]) -> RecordedSuite:
-        """Make a suite of a tenant's recordings, in their order. Raises `InvalidParameter`, `WorkersUnavailable`."""
-        match await self._pool.run(self._task, (recordings,), namespace):
-            case Done(result=made) if made.cases:
-                return made
-            case Done():
-                count = len(recordings)
-                raise InvalidParameter(f"None of {count} recorded requests becomes a case.", param="limit")
-            case Ended():
-                bounds = f"{DEADLINE_S:g} s and {SANDBOX.data_bytes} bytes of memory"
-                raise InvalidParameter(
-                    f"The suite cannot be made within {bounds}: name fewer requests.", param="limit"
-                )
-            case failed:
-                raise WorkersUnavailable(f"{self._task.unavailable}: {failed.error}")
+    summary: SuiteSummary
 
 
 def suite_of(recordings: list[bytes]) -> RecordedSuite:
@@ -98,7 +55,7 @@ def suite_of(recordings: list[bytes]) -> RecordedSuite:
             lines.append(line)
             size += len(line)
     made = b"".join(lines)
-    return RecordedSuite(made, hashlib.sha256(made).hexdigest(), len(lines))
+    return RecordedSuite(made, SuiteSummary(hashlib.sha256(made).hexdigest(), len(lines)))
 
 
 def _line(recording: Recording) -> bytes | None:

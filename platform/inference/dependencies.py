@@ -12,9 +12,8 @@ from loraplex.platform.auth.identity_provider import IdentityProvider
 from loraplex.platform.auth.mailed_links import MailedLinks
 from loraplex.platform.engines.event_buffer import READER_STALL_S
 from loraplex.platform.engines.poison_memory import PoisonMemory
-from loraplex.platform.evaluations.suite_check import SuiteChecks
-from loraplex.platform.evaluations.recorded_suite import RecordedSuites
 from loraplex.platform.evaluations.recording import RecordingQueue
+from loraplex.platform.evaluations.suite_check import SuiteChecks
 from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -91,7 +90,6 @@ class GatewayDependencies:
     compile_checks: CompileChecks
     value_validation: ValueValidation
     suite_checks: SuiteChecks
-    recorded_suites: RecordedSuites
     admission_controller: QuotaAdmissionController
     namespace_of: Callable[[UUID], bytes]
     derive_key: Callable[..., bytes]

@@ -31,9 +31,8 @@ from loraplex.platform.datastores.connections import (
     schema_revision,
 )
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.evaluations.suite_check import SuiteChecks, suite_check_task
-from loraplex.platform.evaluations.recorded_suite import RecordedSuites, recorded_suite_task
 from loraplex.platform.evaluations.recording import RecordingWriter
+from loraplex.platform.evaluations.suite_check import SuiteChecks, suite_check_task
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -242,7 +241,6 @@ async def _open_dependencies(
         compile_checks=compile_checks,
         value_validation=ValueValidation(pool, value_validation_task(foreign_environment())),
         suite_checks=SuiteChecks(pool, suite_check_task(foreign_environment())),
-        recorded_suites=RecordedSuites(pool, recorded_suite_task(foreign_environment())),
         admission_controller=admissions,
         policy_publisher=admissions,
         currency_of=partial(_currency_of, resources.prices),

@@ -9,8 +9,8 @@ from fastapi import APIRouter
 from loraplex.platform.web.adapters import alias_routes, upload_routes, version_routes
 from loraplex.platform.web.adapters import routes as adapters
 from loraplex.platform.web.audit import routes as audit
-from loraplex.platform.web.evaluations import routes as evaluations
 from loraplex.platform.web.evaluations import recording_routes
+from loraplex.platform.web.evaluations import routes as evaluations
 from loraplex.platform.web.invoices import routes as invoices
 from loraplex.platform.web.keys import routes as keys
 from loraplex.platform.web.limits import routes as limits

@@ -125,7 +125,6 @@ def services(
         compile_checks=absent,
         value_validation=absent,
         suite_checks=absent,
-        recorded_suites=absent,
         admission_controller=admissions,
         policy_publisher=admissions,
         namespace_of=namespace_of,

@@ -3,21 +3,18 @@
 import asyncio
 from collections.abc import Sequence
 from typing import Annotated
-from uuid import uuid4
 
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
-from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.evaluations.conformance import NAME
 from loraplex.platform.evaluations.suite import MAX_CASES
 from loraplex.platform.web.adapters.routes import Writer
+from loraplex.platform.web.evaluations.suites import contents_of, new_suite, refuse_built_in
 from loraplex.platform.web.openapi import described
 from loraplex.platform.web.planes import TenantRequest, requires
 from loraplex.platform.web.request_bodies import RequestModel, Time, request_model
 from loraplex.platform.web.responses import documented, reply_with
-from loraplex.tenants.evaluations.encrypted_contents import EncryptedContents
 from loraplex.tenants.evaluations.records import SuiteDocument
 from loraplex.tenants.evaluations.use_cases import NewSuite, add_suite
 from loraplex.tenants.names import ADAPTER_NAME
@@ -84,8 +81,7 @@ async def create_suite_from_requests(
     request: Writer, body: Annotated[RecordedSuiteBody, request_model(RecordedSuiteBody)]
 ) -> Response:
     """Make a suite of recorded requests, the newest first, that expects what was answered."""
-    if body.name == NAME:
-        raise InvalidParameter(f"`name` {NAME!r} is the built-in suite; give another one.", param="name")
+    refuse_built_in(body.name)
     wanted = RequestFilter(body.adapter, body.since, body.until)
     found = await request.query(queries.recorded_requests, request.tenant_id, wanted, body.limit)
     base = request.dependencies.engine.info().model_digest
@@ -97,21 +93,13 @@ async def create_suite_from_requests(
 
 
 async def _suite(request: TenantRequest, name: str, base: str, found: Sequence[FoundRequest]) -> NewSuite:
-    """Make and encrypt a suite of recorded requests. Raises `InvalidParameter`, `ContentUnreadable`."""
+    """Make and encrypt a suite of recorded requests. Raises `SuiteInvalid`, `ContentUnreadable`."""
     dependencies, tenant_id = request.dependencies, request.tenant_id
-    contents, suite_id = EncryptedContents(dependencies.derive_key), uuid4()
+    contents = contents_of(dependencies)
 
     def decrypted() -> list[bytes]:
         return [contents.decrypt(tenant_id, each.id, each.content) for each in found]
 
     recordings = await asyncio.to_thread(decrypted)
-    made = await dependencies.recorded_suites.make(dependencies.namespace_of(tenant_id), recordings)
-    return NewSuite(
-        id=suite_id,
-        name=name,
-        sha256=made.sha256,
-        cases=made.cases,
-        size_bytes=len(made.content),
-        content=await asyncio.to_thread(contents.encrypt, tenant_id, suite_id, made.content),
-        base_digest=base,
-    )
+    made = await dependencies.suite_checks.make(dependencies.namespace_of(tenant_id), recordings)
+    return await new_suite(dependencies, tenant_id, name, made.summary, made.content, base)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from loraplex.platform.errors import InvalidParameter, UnknownParameter
 from loraplex.platform.evaluations.conformance import NAME, conformance_suite
-from loraplex.platform.evaluations.suite import MAX_SUITE_BYTES, parse_suite
+from loraplex.platform.evaluations.suite import MAX_SUITE_BYTES, SuiteSummary, parse_suite
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.web.openapi import described
@@ -63,11 +63,28 @@ async def checked_suite(
     dependencies: GatewayDependencies, tenant_id: UUID | None, name: str, content: bytes, base: str | None
 ) -> NewSuite:
     """Check a file in a worker process, and encrypt it. Raises `SuiteInvalid`, `InvalidParameter` for a name that is taken."""
-    if name == NAME:
-        raise InvalidParameter(f"`name` {NAME!r} is the built-in suite; give another one.", param="name")
+    refuse_built_in(name)
     summary = await dependencies.suite_checks.check(
         dependencies.namespace_of(tenant_id or NO_TENANT), content
     )
+    return await new_suite(dependencies, tenant_id, name, summary, content, base)
+
+
+def refuse_built_in(name: str) -> None:
+    """Raise `InvalidParameter` for the name that a suite may not have."""
+    if name == NAME:
+        raise InvalidParameter(f"`name` {NAME!r} is the built-in suite; give another one.", param="name")
+
+
+async def new_suite(
+    dependencies: GatewayDependencies,
+    tenant_id: UUID | None,
+    name: str,
+    summary: SuiteSummary,
+    content: bytes,
+    base: str | None,
+) -> NewSuite:
+    """Encrypt a checked file."""
     identity = uuid4()
     encrypted = await asyncio.to_thread(contents_of(dependencies).encrypt, tenant_id, identity, content)
     return NewSuite(

@@ -257,7 +257,6 @@ def _dependencies(
         compile_checks=absent,
         value_validation=absent,
         suite_checks=SimpleNamespace(check=_check_here),  # type: ignore[arg-type]
-        recorded_suites=absent,
         admission_controller=admissions,
         policy_publisher=admissions,
         namespace_of=lambda tenant_id: tenant_id.bytes * 2,

@@ -32,7 +32,6 @@ from tests.tenants.people.people_world import (
 
 from loraplex.engine.fake_engine import FakeEngine
 from loraplex.platform.evaluations.suite_check import SuiteChecks, suite_check_task
-from loraplex.platform.evaluations.recorded_suite import RecordedSuites, recorded_suite_task
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -191,7 +190,6 @@ async def console(
             compile_checks=FakeCompileChecks(),
             value_validation=ValueValidation(pool, value_validation_task(os.environ)),
             suite_checks=SuiteChecks(pool, suite_check_task(os.environ)),
-            recorded_suites=RecordedSuites(pool, recorded_suite_task(os.environ)),
             admission_controller=admissions,
             policy_publisher=admissions,
             namespace_of=namespace_of,

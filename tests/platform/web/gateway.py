@@ -27,7 +27,6 @@ from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.evaluations.suite_check import SuiteChecks, suite_check_task
-from loraplex.platform.evaluations.recorded_suite import RecordedSuites, recorded_suite_task
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -206,7 +205,6 @@ async def start_gateway(
                 compile_checks=compile_checks,
                 value_validation=ValueValidation(pool, value_validation_task(os.environ)),
                 suite_checks=SuiteChecks(pool, suite_check_task(os.environ)),
-                recorded_suites=RecordedSuites(pool, recorded_suite_task(os.environ)),
                 admission_controller=admissions,
                 policy_publisher=admissions,
                 namespace_of=namespace_of,
