@@ -8,13 +8,14 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
-from loraplex.platform.evaluations.suite import MAX_CASES
+from loraplex.platform.evaluations.suite import MAX_CASES, MAX_SUITE_BYTES
 from loraplex.platform.web.adapters.routes import Writer
 from loraplex.platform.web.evaluations.suites import contents_of, new_suite, refuse_built_in
 from loraplex.platform.web.openapi import described
 from loraplex.platform.web.planes import TenantRequest, requires
 from loraplex.platform.web.request_bodies import RequestModel, Time, request_model
 from loraplex.platform.web.responses import documented, reply_with
+from loraplex.platform.web.transport.body_budget import body_lease
 from loraplex.tenants.evaluations.records import SuiteDocument
 from loraplex.tenants.evaluations.use_cases import NewSuite, add_suite
 from loraplex.tenants.names import ADAPTER_NAME
@@ -47,7 +48,7 @@ class RecordedSuiteBody(RequestModel):
 
 
 class RecordedSuiteDocument(SuiteDocument):
-    """`left_out`: requests that became no case: of another base model, too long, or with fields that a suite refuses."""
+    """`left_out`: requests that became no case: of another base model, beyond the size of a suite, or refused by its checks."""
 
     left_out: int
 
@@ -95,11 +96,14 @@ async def create_suite_from_requests(
 async def _suite(request: TenantRequest, name: str, base: str, found: Sequence[FoundRequest]) -> NewSuite:
     """Make and encrypt a suite of recorded requests. Raises `SuiteInvalid`, `ContentUnreadable`."""
     dependencies, tenant_id = request.dependencies, request.tenant_id
-    contents = contents_of(dependencies)
-
-    def decrypted() -> list[bytes]:
-        return [contents.decrypt(tenant_id, each.id, each.content) for each in found]
-
-    recordings = await asyncio.to_thread(decrypted)
-    made = await dependencies.suite_checks.make(dependencies.namespace_of(tenant_id), recordings)
+    decrypt, recordings, size = contents_of(dependencies).decrypt, list[bytes](), 0
+    with body_lease(request.http) as lease:
+        for each in found:
+            content = await asyncio.to_thread(decrypt, tenant_id, each.id, each.content)
+            size += len(content)
+            if size > MAX_SUITE_BYTES:
+                break
+            lease.grow(len(content))
+            recordings.append(content)
+        made = await dependencies.suite_checks.make(dependencies.namespace_of(tenant_id), recordings)
     return await new_suite(dependencies, tenant_id, name, made.summary, made.content, base)
