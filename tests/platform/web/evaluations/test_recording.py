@@ -190,14 +190,16 @@ async def test_a_policy_without_bounds_is_refused(tenant: ManagedTenant, rules: 
 
 
 async def test_what_a_suite_cannot_have_is_left_out(recorded: ManagedTenant) -> None:
-    await ask(recorded, ("Warm",))
-    await ask(recorded, ("W" * 70_000,))
-    await ask(recorded, ("W" * 300_000,))
+    await recorded.gateway.adapter("writer", "pirate", "a" * 64)
+    await ask(recorded, ("Warm",), model="pirate")
+    await ask(recorded, ("W" * 70_000,), model="pirate@1")
+    await ask(recorded, ("W" * 300_000,), model="pirate")
+    await ask(recorded, ("Cold",))
     engine = recorded.gateway.engine
     await writer_of(recorded).step()
-    assert len(await rows(recorded)) == 2
-    async with recorded.database.as_operator() as session:
-        await session.execute(text("UPDATE recorded_requests SET adapter = 'pirate'"))
+    assert [(row.adapter, row.version) for row in await rows(recorded)] == [("pirate", 1)] * 2 + [
+        (None, None)
+    ]
     document, [case] = await suite_of(recorded, adapter="pirate", **{"from": "2020-01-01T00:00:00Z"})
     assert document["left_out"] == 1 and case.expect.exact == "Warm"
     for body in ({"adapter": "parrot"}, {"to": "2020-01-01T00:00:00Z"}):
