@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import replace
 
 from loraplex.engine.messages import Delta, Finished
 from loraplex.grammar.parsing.deltas import (
@@ -28,24 +29,16 @@ from loraplex.platform.evaluations.recording import EndedRequest, RecordingQueue
 from loraplex.platform.inference.answer_parser import ended_by
 from loraplex.platform.inference.generation import ChoiceEvent, Generation
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
+from loraplex.tenants.ids import uuid7
+from loraplex.tenants.models import RecordedRequest
 
 KEPT: Final = frozenset(
     {"messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stop"}
 )
 WITHOUT_EFFECT: Final = frozenset(
     {
-        *(
-            "model",
-            "max_tokens",
-            "max_completion_tokens",
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "seed",
-            "n",
-        ),
-        *("stream", "stream_options", "logprobs", "top_logprobs", "prompt_logprobs"),
+        *("model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p"),
+        *("seed", "n", "stream", "stream_options", "logprobs", "top_logprobs", "prompt_logprobs"),
         *("return_token_ids", "return_tokens_as_token_ids"),
         *("user", "safety_identifier", "metadata", "store", "service_tier", "modalities", "verbosity"),
         *("cache_salt", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
@@ -112,34 +105,31 @@ class RequestRecording:
         request = self._kept.content[:-1] + b"," + fields.encode()[1:]
         repeatable = self._kept.whole and sampling.temperature == 0
         reason = None if code else self._reason
-        known = Answer(error=code, completion_tokens=self._generation.stats.completion_tokens)
-        answer = partial(_answered, known, self._generation.output, "".join(self._texts), reason)
-        stream = self._kept.stream
-
-        self._queue.add(
-            EndedRequest(
-                tenant_id=self._tenant_id,
-                adapter=model.adapter_name,
-                version=model.version,
-                digest=model.digest,
-                base_digest=self._base_digest,
-                ended_at=datetime.now(UTC),
-                size=self._size,
-                read=lambda: Recording(msgspec.Raw(request), stream, repeatable, answer()),
-            )
+        answer = Answer(error=code, completion_tokens=self._generation.stats.completion_tokens)
+        recording = Recording(msgspec.Raw(request), self._kept.stream, repeatable, answer)
+        row = RecordedRequest(
+            id=uuid7(),
+            tenant_id=self._tenant_id,
+            adapter=model.adapter_name,
+            version=model.version,
+            digest=model.digest,
+            base_digest=self._base_digest,
+            created_at=datetime.now(UTC),
         )
+        read = partial(_recording, recording, self._generation.output, "".join(self._texts), reason)
+        self._queue.ended.append(EndedRequest(row, self._size, read))
 
     def _grow(self, size: int) -> None:
         self._size += size
-        if not self._queue.hold(size, self._size):
-            self._queue.release(self._size - size)
+        if not self._queue.hold(self._tenant_id, size, self._size):
+            self._queue.held[self._tenant_id] -= self._size - size
             self._texts = None
 
 
-def _answered(
-    answer: Answer, output: ConstrainedOutput | None, text: str, reason: EngineReason | None
-) -> Answer:
-    """Add to `answer` what a text says, as clients read it. `reason` None: the text is not complete."""
+def _recording(
+    recording: Recording, output: ConstrainedOutput | None, text: str, reason: EngineReason | None
+) -> Recording:
+    """Add to a recording what a text says, as clients read it. `reason` None: the text is not complete."""
     deltas: list[OutputDelta] = [ContentDelta(text)]
     ended: AnswerReason | None = reason
     if output is not None:
@@ -155,5 +145,7 @@ def _answered(
         elif isinstance(delta, ToolCallStart):
             calls.append(Call(delta.name, ""))
         elif isinstance(delta, ArgumentsDelta):
-            calls[-1] = Call(calls[-1].name, calls[-1].arguments + delta.text)
-    return msgspec.structs.replace(answer, text=content, calls=tuple(calls), finish_reason=ended or "")
+            call = calls[delta.index]
+            calls[delta.index] = Call(call.name, call.arguments + delta.text)
+    answer = replace(recording.answer, text=content, calls=tuple(calls), finish_reason=ended or "")
+    return replace(recording, answer=answer)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from random import random
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from fastapi import Depends
@@ -184,7 +185,7 @@ class InferencePlane:
     async def _generate(self, request: Request, context: RequestContext, dialect: Dialect[BodyT]) -> Response:
         of_dialect = self._dialect_context(request, context.caller)
         tenant_id, recordings = context.caller.tenant_id, self.dependencies.recordings
-        is_recorded = dialect.recorded and tenant_id in recordings.percents and recordings.draws(tenant_id)
+        is_recorded = dialect.recorded and random() * 100 < recordings.percents.get(tenant_id, 0)
         kept: KeptRequest | None = None
 
         # Where the body is parsed, off the event loop if it is large: a conversation takes time of the same order.

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from msgspec.structs import replace
@@ -10,7 +11,12 @@ from sqlalchemy import text
 from tests.platform.web.managed_tenant import ManagedTenant, managed
 
 from loraplex.engine.fake_engine import FakeScript, Fault
-from loraplex.platform.evaluations.recording import MAX_HELD_BYTES, RecordingQueue, RecordingWriter
+from loraplex.platform.evaluations.recording import (
+    MAX_HELD_BYTES,
+    MAX_TENANT_BYTES,
+    RecordingQueue,
+    RecordingWriter,
+)
 from loraplex.platform.evaluations.suite import Case, parse_suite
 from loraplex.tenants.evaluations.encrypted_contents import EncryptedContents
 
@@ -197,6 +203,7 @@ async def test_what_a_suite_cannot_have_is_left_out(recorded: ManagedTenant) -> 
     await ask(recorded, ("Cold",))
     engine = recorded.gateway.engine
     await writer_of(recorded).step()
+    assert not recorded.gateway.app.state.planes.dependencies.recordings.held
     assert [(row.adapter, row.version) for row in await rows(recorded)] == [("pirate", 1)] * 2 + [
         (None, None)
     ]
@@ -211,11 +218,15 @@ async def test_what_a_suite_cannot_have_is_left_out(recorded: ManagedTenant) -> 
     assert response.status_code == 400
 
 
-def test_a_queue_holds_a_bounded_number_of_bytes() -> None:
-    queue, size, held = RecordingQueue(), 200 << 10, 0
-    while queue.hold(size, size):
-        held += size
-    assert held <= MAX_HELD_BYTES < held + size and queue.missed == {"queue_full": 1}
-    queue.release(size)
-    assert queue.hold(size, size)
-    assert not queue.hold(1, 257 << 10) and queue.missed["too_large"] == 1
+def test_a_queue_holds_a_bounded_number_of_bytes_and_each_tenant_its_share() -> None:
+    queue, size, tenants = RecordingQueue(), 200 << 10, [uuid4() for _ in range(6)]
+    for tenant_id in tenants[:5]:
+        while queue.hold(tenant_id, size, size):
+            continue
+    assert [queue.held[each] // size for each in tenants[:4]] == [MAX_TENANT_BYTES // size] * 4
+    assert (
+        queue.held.total() <= MAX_HELD_BYTES < queue.held.total() + size and queue.missed["queue_full"] == 5
+    )
+    queue.held[tenants[0]] -= size
+    assert queue.hold(tenants[5], size, size)
+    assert not queue.hold(tenants[5], 1, 257 << 10) and queue.missed["too_large"] == 1
