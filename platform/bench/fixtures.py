@@ -35,7 +35,7 @@ from loraplex.tenants.api_keys import use_cases as api_keys
 from loraplex.tenants.api_keys.use_cases import Operator
 from loraplex.tenants.database import Database
 from loraplex.tenants.default_limits import DefaultLimits
-from loraplex.tenants.scopes import INFERENCE
+from loraplex.tenants.scopes import INFERENCE, USAGE_READ
 from loraplex.tenants.unit_of_work import unit_of_work
 
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
@@ -76,7 +76,7 @@ class BenchFixtures:
     async def tenant(self, name: str, weight: float = 1.0) -> BenchTenant:
         async with unit_of_work(self._database, command_actor(), None, None) as uow:
             tenant_id = (await tenants.create(uow, name, weight=weight)).id
-            key = await api_keys.create(uow, Operator(tenant_id), "bench", [INFERENCE])
+            key = await api_keys.create(uow, Operator(tenant_id), "bench", [INFERENCE, USAGE_READ])
         return BenchTenant(name, tenant_id, key.api_key)
 
     async def push_folders(self, tenant: BenchTenant, folders: Sequence[Path]) -> PushTiming:

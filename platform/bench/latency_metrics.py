@@ -66,12 +66,13 @@ def serving_metrics(result: LoadResult, objectives: Mapping[str, float] | None =
     if objectives:
         good = sum(_meets(completion, objectives) for completion in done)
         figures["request_goodput"] = good / result.duration
-    for name, values in _samples(done).items():
+    for name, values in latencies(done).items():
         figures |= _summary(name, values)
     return figures
 
 
-def _samples(done: Sequence[Completion]) -> dict[str, list[float]]:
+def latencies(done: Sequence[Completion]) -> dict[str, list[float]]:
+    """Seconds of every response, and `itl` of every gap, by metric."""
     per_token = (time_per_output_token(completion) for completion in done)
     return {
         "ttft": [completion.token_times[0] for completion in done if completion.token_times],

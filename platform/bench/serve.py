@@ -1,14 +1,17 @@
 """`bench serve`: the load generator, against a running server or against a local one with random adapters."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import TypeAlias
+from uuid import uuid4
 
 from loraplex.platform.bench.client import CompletionRequest
 from loraplex.platform.bench.fixtures import adapter_name, open_fixtures, token_pool
 from loraplex.platform.bench.latency_metrics import PERCENTILES, serving_metrics
 from loraplex.platform.bench.load import LoadResult, run_load
 from loraplex.platform.bench.local_server import BASE_MODEL, LocalServer, run_local_server
+from loraplex.platform.bench.mixes import Mix
 from loraplex.platform.bench.report import Case, Report
 from loraplex.platform.bench.workload import Distribution, arrival_offsets, draw_prompts, pick_adapters
 
@@ -25,7 +28,8 @@ COLUMNS = (
 class Traffic:
     """With `rate`, in requests per second, the loop is open.
 
-    `prefix_share` of each prompt is common to all requests of its adapter. `prompt` replaces the drawn tokens by a text.
+    `prefix_share` of each prompt is common to all requests of its adapter. `prompt` replaces the drawn tokens by a text, and
+    `mix` by chats with lengths of their own.
     """
 
     distribution: Distribution = "uniform"
@@ -35,6 +39,7 @@ class Traffic:
     cancel_share: float = 0.0
     seed: int = 0
     prompt: str | None = None
+    mix: Mix | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +58,11 @@ class ServeShape:
     def warm_up(self, targets: int) -> "ServeShape":
         """One short request to each target, with other prompts."""
         traffic = replace(
-            self.traffic, distribution="distinct", cancel_share=0.0, seed=self.traffic.seed + 1_000_000
+            self.traffic,
+            distribution="distinct",
+            cancel_share=0.0,
+            seed=self.traffic.seed + 1_000_000,
+            mix=None,
         )
         return replace(self, num_requests=targets, output_len=4, traffic=traffic)
 
@@ -77,41 +86,68 @@ def make_requests(
     generator = random.Random(seed + 2)
     requests = []
     for index, pick in enumerate(picks):
-        prompt = draw_prompts(pool, 1, shape.input_len, (seed + 3) * 1_000_003 + index, prefixes[pick])[0]
+        prompt: str | Sequence[int] = draw_prompts(
+            pool, 1, shape.input_len, (seed + 3) * 1_000_003 + index, prefixes[pick]
+        )[0]
+        output_len = shape.output_len
+        if traffic.mix is not None:
+            prompt, output_len = traffic.mix.draw(seed, index, pick)
         leaves = generator.random() < traffic.cancel_share
         request = CompletionRequest(
             model=targets[pick].model,
             prompt=traffic.prompt or prompt,
-            output_len=shape.output_len,
+            output_len=output_len,
             api_key=targets[pick].api_key,
-            cancel_after=generator.randint(1, max(shape.output_len - 1, 1)) if leaves else None,
+            cancel_after=generator.randint(1, max(output_len - 1, 1)) if leaves else None,
+            options={} if traffic.mix is None else traffic.mix.options(index),
+            chat=traffic.mix is not None,
+            request_id=uuid4().hex,
         )
         requests.append(request)
     return requests
 
 
-async def load_running_server(
-    base_url: str, targets: Sequence[Target], shape: ServeShape, objectives: Mapping[str, float]
-) -> Report:
-    """Load a server that runs already. Raises `BenchFailed`."""
+@dataclass(frozen=True, slots=True)
+class ServerUnderLoad:
+    """A server, the targets of its load, and the token ids of which prompts are drawn."""
+
+    base_url: str
+    targets: Sequence[Target]
+    pool: Sequence[int]
+
+    async def run(self, shape: ServeShape, seed: int | None = None) -> LoadResult:
+        """Load it until the last response ends. `seed` draws other prompts, for the arrivals of the shape's own seed."""
+        offsets = arrival_offsets(shape.num_requests, shape.traffic.rate, shape.traffic.seed)
+        if seed is not None:
+            shape = replace(shape, traffic=replace(shape.traffic, seed=seed))
+        requests = make_requests(shape, self.targets, self.pool)
+        concurrency = None if shape.traffic.rate else shape.concurrency
+        return await run_load(self.base_url, requests, concurrency, offsets)
+
+
+Measure: TypeAlias = Callable[[ServerUnderLoad], Awaitable[Report]]
+
+
+async def load_running_server(base_url: str, targets: Sequence[Target], measure: Measure) -> Report:
+    """Measure a server that runs already. Raises `BenchFailed`."""
     pool = await token_pool(base_url, targets[0].api_key, targets[0].model)
-    return _report(shape, await _run(base_url, targets, shape, pool), objectives)
+    return await measure(ServerUnderLoad(base_url, targets, pool))
 
 
 async def load_local_server(
     model: str,
     settings: Mapping[str, str],
     shape: ServeShape,
-    objectives: Mapping[str, float],
+    measure: Measure,
     progress: Callable[[str], None],
 ) -> Report:
-    """Start a server, warm it up with one request per target, and load it. Raises `BenchFailed`."""
+    """Start a server with the shape's adapters, warm it up with one request per target, and measure. Raises `BenchFailed`."""
     async with run_local_server(model, settings) as server:
         targets = await _register(server, shape, progress)
         pool = await token_pool(server.base_url, targets[0].api_key, BASE_MODEL)
         requests = make_requests(shape.warm_up(len(targets)), targets, pool)
         (await run_load(server.base_url, requests, shape.concurrency)).require_complete()
-        return _report(shape, await _run(server.base_url, targets, shape, pool), objectives)
+        return await measure(ServerUnderLoad(server.base_url, targets, pool))
 
 
 async def _register(server: LocalServer, shape: ServeShape, progress: Callable[[str], None]) -> list[Target]:
@@ -130,15 +166,8 @@ async def _register(server: LocalServer, shape: ServeShape, progress: Callable[[
         return [target for _, target in sorted(targets, key=lambda item: item[0])]
 
 
-async def _run(
-    base_url: str, targets: Sequence[Target], shape: ServeShape, pool: Sequence[int]
-) -> LoadResult:
-    requests = make_requests(shape, targets, pool)
-    offsets = arrival_offsets(shape.num_requests, shape.traffic.rate, shape.traffic.seed)
-    return await run_load(base_url, requests, None if shape.traffic.rate else shape.concurrency, offsets)
-
-
-def _report(shape: ServeShape, result: LoadResult, objectives: Mapping[str, float]) -> Report:
+def serve_report(shape: ServeShape, result: LoadResult, objectives: Mapping[str, float]) -> Report:
+    """The figures of one load, and the errors of it."""
     report = Report("serve", COLUMNS)
     rate = shape.traffic.rate
     name = (

@@ -13,6 +13,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
+from loraplex.platform.bench import rate_search
 from loraplex.platform.cli.bench import app
 
 
@@ -67,12 +68,41 @@ def test_many_adapters_on_a_tiny_model(tmp_path: Path, tiny_model: Path) -> None
     assert lines["resident only"]["figure"]["adapter_loads"] == 0
 
 
+@pytest.mark.long
+def test_the_rate_that_holds_and_what_it_costs(
+    tmp_path: Path, tiny_model: Path, fake_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rate_search, "PROBE_S", 0.5)
+    monkeypatch.setattr(rate_search, "MAX_RATE", 64.0)
+    server = [
+        "--model",
+        str(tiny_model),
+        "--setting",
+        f"fake_engine={fake_engine}",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    search = ["--slo", "ttft_p95=60s,e2e_p50=30s", "--find-rate", "--rate", "32", "--num-requests", "8"]
+    *probes, found, _, _, _, _, _, cost = run(
+        "serve", *server, *search, "--price-per-hour", "3.6", "--output-len", "12", "--input-len", "20"
+    )
+    assert [probe["case"] for probe in probes] == ["32 per s", "64 per s"]
+    assert found["figure"] == {"rate": 64.0, "broken_at": None, "broken_by": None}
+    assert cost["figure"]["per_million_output"] > cost["figure"]["per_million_total"] > 0
+    assert cost["figure"]["per_million_output_interval"] >= 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["serve", "--distribution", "normal"], "--distribution"),
         (["serve", "--base-url", "http://localhost:1"], "--api-key"),
         (["serve", "--setting", "dtype"], "--setting"),
+        (["serve", "--mix", "video"], "--mix"),
+        (["serve", "--find-rate"], "--slo"),
+        (["serve", "--slo", "ttft_p95=1s"], "--find-rate"),
+        (["serve", "--find-rate", "--slo", "ttft=1s"], "METRIC_PERCENTILE=TIME"),
+        (["serve", "--price-per-hour", "cheap"], "--price-per-hour"),
         (["lora", "--rows", "2/4"], "--rows"),
         (["lora", "--model", "/does/not/exist"], "/does/not/exist"),
     ],
