@@ -78,27 +78,41 @@ def compare_models(base: LoadedModel, quantized: LoadedModel, texts: list[list[i
     """Compare on `texts` of at most `window_size` tokens each. Raises `ModelError` if they are too few or the models do not
     match.
     """
-    count = sum(len(ids) - 1 for ids in texts)
-    if count < MIN_TOKENS:
-        raise ModelError(f"the text has {count} tokens to predict; at least {MIN_TOKENS} are needed")
     if base.config.vocab_size != quantized.config.vocab_size:
         raise ModelError("the two models have different vocabularies")
-    models = (WindowScorer(base), WindowScorer(quantized))
-    totals = torch.zeros(4, dtype=torch.float64)
+    return compare_scorers(WindowScorer(base), WindowScorer(quantized), texts)[0]
+
+
+def compare_scorers(
+    base: "WindowScorer", other: "WindowScorer", texts: list[list[int]], later: int | None = None
+) -> tuple[Quality, Quality | None]:
+    """Compare over all predictions, and over those after at least `later` tokens. Raises `ModelError` if they are too few."""
+    starts = [0] if later is None else [0, later]
+    totals = torch.zeros(len(starts), 5, dtype=torch.float64)
     for ids in texts:
-        expected, actual = (model.log_probabilities(ids) for model in models)
+        expected, actual = (each.log_probabilities(ids) for each in (base, other))
         targets = torch.tensor(ids[1:], device=expected.device).unsqueeze(1)
         actual = actual.to(expected.device)
-        totals += torch.stack(
+        figures = torch.stack(
             (
-                -expected.gather(1, targets).sum(),
-                -actual.gather(1, targets).sum(),
-                (expected.argmax(1) == actual.argmax(1)).sum(),
-                F.kl_div(actual, expected, reduction="sum", log_target=True),
+                torch.ones(len(ids) - 1, device=expected.device),
+                -expected.gather(1, targets).squeeze(1),
+                -actual.gather(1, targets).squeeze(1),
+                (expected.argmax(1) == actual.argmax(1)).float(),
+                F.kl_div(actual, expected, reduction="none", log_target=True).sum(1),
             )
         ).to("cpu", torch.float64)
-    base_loss, loss, agreed, divergence = (totals / count).tolist()
-    return Quality(count, _perplexity(base_loss), _perplexity(loss), agreed, divergence)
+        totals += torch.stack([figures[:, start:].sum(1) for start in starts])
+    found = [_quality(each) for each in totals]
+    return found[0], found[1] if later is not None else None
+
+
+def _quality(totals: torch.Tensor) -> Quality:
+    count, *sums = totals.tolist()
+    if count < MIN_TOKENS:
+        raise ModelError(f"the text has {count:.0f} tokens to predict; at least {MIN_TOKENS} are needed")
+    base_loss, loss, agreed, divergence = (each / count for each in sums)
+    return Quality(int(count), _perplexity(base_loss), _perplexity(loss), agreed, divergence)
 
 
 def _perplexity(loss: float) -> float:
@@ -110,12 +124,16 @@ def _perplexity(loss: float) -> float:
 
 
 class WindowScorer:
-    """One model with the KV of one window."""
+    """One model with the KV of one window of `size` tokens, in `kv_dtype`; by default those of the weights' gate."""
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(
+        self, model: LoadedModel, size: int | None = None, kv_dtype: torch.dtype | None = None
+    ) -> None:
         self._model = model
-        self._blocks = -(-window_size(model) // BLOCK_SIZE)
-        self._kv_cache = allocate_kv_cache(model.config, self._blocks, BLOCK_SIZE, model.dtype, model.device)
+        self._blocks = -(-(size or window_size(model)) // BLOCK_SIZE)
+        self._kv_cache = allocate_kv_cache(
+            model.config, self._blocks, BLOCK_SIZE, kv_dtype or model.dtype, model.device
+        )
 
     def log_probabilities(self, ids: list[int]) -> torch.Tensor:
         """Return [len(ids) - 1, vocabulary] float32: log-probabilities after each token but the last."""

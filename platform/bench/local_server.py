@@ -4,11 +4,13 @@ Invariant: it reads no setting and no store of the user's environment, and it en
 """
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import httpx
 
@@ -39,14 +41,11 @@ class LocalServer:
 
     async def start(self) -> None:
         """Start the process and wait for `/readyz`. Raises `BenchFailed` with the end of the server's log."""
-        own = {"model": self.model, "data_dir": str(self.data_dir), "port": "0", "log_level": "warning"}
-        own |= {"served_model_name": BASE_MODEL} | self.settings
-        environment = foreign_environment() | {f"LORAPLEX_{name.upper()}": own[name] for name in own}
         with self._log_path.open("w") as errors:
             self._process = await asyncio.create_subprocess_exec(
                 *python_command("-c", self._program, "serve"),
                 cwd=self._folder,
-                env=environment,
+                env=self._environment(),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
@@ -58,6 +57,27 @@ class LocalServer:
             raise BenchFailed(f"the server did not start: {self._log_tail()}")
         self.base_url = match[0]
         await self._wait_ready()
+
+    async def plan(self) -> dict[str, Any]:
+        """The worksheet of `loraplex plan` for its model and settings. Raises `BenchFailed`."""
+        process = await asyncio.create_subprocess_exec(
+            *python_command("-c", self._program, "plan", "--json"),
+            cwd=self._folder,
+            env=self._environment(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, errors = await process.communicate()
+        if not output:
+            raise BenchFailed(f"`loraplex plan` failed: {errors.decode(errors='replace').strip()}")
+        document: dict[str, Any] = json.loads(output)
+        return document
+
+    def _environment(self) -> dict[str, str]:
+        own = {"model": self.model, "data_dir": str(self.data_dir), "port": "0", "log_level": "warning"}
+        own |= {"served_model_name": BASE_MODEL} | self.settings
+        return foreign_environment() | {f"LORAPLEX_{name.upper()}": own[name] for name in own}
 
     async def stop(self) -> None:
         """Drain and stop the process; kill it after `STOP_S` seconds."""

@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "drill": ("drill:app", "Make a fault on purpose in a running installation, and report what it cost."),
     "grammar": ("grammar:app", "Check how schemas are enforced and which documents they accept."),
     "quantize": ("quantize:quantize_command", "Quantize a base model, if it passes the quality gate."),
+    "release": ("release:app", "Check whether a release may replace another one."),
     "plan": ("plan:plan_command", "Work out the memory of a model, its adapters and its KV cache."),
     "doctor": ("doctor:app", "Check this machine and its configuration."),
 }

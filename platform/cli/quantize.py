@@ -1,8 +1,12 @@
-"""`loraplex quantize MODEL OUT --scheme int4`: a quantized model as an artefact with a manifest, if it passes the quality gate."""
+"""`loraplex quantize MODEL OUT --scheme int4`: a quantized model as an artefact with a manifest, if it passes the quality gate.
+
+`loraplex quantize MODEL --check-kv fp8` measures a KV type by the same figures, and writes nothing.
+"""
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,6 +17,9 @@ from loraplex.platform.cli.output import print_document
 from loraplex.platform.server.progress import shown_progress
 from loraplex.platform.startup_errors import StartError
 
+if TYPE_CHECKING:
+    from loraplex.engine.offline_quantization.quality_gate import Quality
+
 MAX_TEXT_BYTES = 64 << 20
 
 Figure = Annotated[float | None, typer.Option(min=0.0)]
@@ -20,8 +27,14 @@ Figure = Annotated[float | None, typer.Option(min=0.0)]
 
 def quantize_command(
     model: Annotated[str, typer.Argument(help="The unquantized model: a folder or hub id.")],
-    out: Annotated[Path, typer.Argument(help="The folder to create; must not exist.")],
-    scheme: Annotated[str, typer.Option(help="int8, int4 or fp8.")],
+    out: Annotated[Path | None, typer.Argument(help="The folder to create; must not exist.")] = None,
+    scheme: Annotated[str | None, typer.Option(help="int8, int4 or fp8.")] = None,
+    kv: Annotated[
+        str | None,
+        typer.Option(
+            "--check-kv", help="fp8: measure this type of the KV cache instead, also on long prompts."
+        ),
+    ] = None,
     text: Annotated[
         Path | None,
         typer.Option(help="Text for the quality gate, UTF-8; default: text that the model generates."),
@@ -37,45 +50,81 @@ def quantize_command(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Quantize a base model; exit code 1, and no artefact, if it loses more than the bounds allow."""
+    """Quantize a base model, or check a KV type; exit code 1, and no artefact, if it loses more than the bounds allow."""
+    if (kv is None) == (out is None and scheme is None) or (out is None) != (scheme is None):
+        raise typer.BadParameter("allowed is MODEL OUT --scheme SCHEME, or MODEL --check-kv fp8")
     # Imported here: `--help` needs no torch.
     from loraplex.engine.errors import EngineError
-    from loraplex.engine.offline_quantization.quality_gate import bounds_of
-    from loraplex.engine.offline_quantization.quantize_model import (
-        QuantizedModel,
-        QuantizeJob,
-        quantize_model,
-    )
 
-    given = {
+    bounds = {
         "max_perplexity_ratio": max_perplexity_ratio,
         "min_top1_agreement": min_top1_agreement,
         "max_kl": max_kl,
     }
-    quantized: QuantizedModel
+    given = {name: value for name, value in bounds.items() if value is not None}
     with exit_codes(), shown_progress() as progress:
         try:
-            bounds = dataclasses.replace(
-                bounds_of(scheme), **{name: value for name, value in given.items() if value is not None}
-            )
-            job = QuantizeJob(model, out, scheme, _read(text), bounds, _read(calibration), dtype, device)
-            quantized = quantize_model(job, progress)
+            if out is None or scheme is None:
+                document = _check_kv(model, str(kv), _read(text), given, (dtype, device), progress)
+            else:
+                texts = _read(text), _read(calibration)
+                document = _quantize(model, out, scheme, texts, given, (dtype, device), progress)
         except EngineError as error:
             raise StartError(str(error)) from error
-    document = {
-        **dataclasses.asdict(quantized.quality),
-        "perplexity_ratio": quantized.quality.perplexity_ratio,
+    print_document(document, as_json)
+    if violations := document["violations"]:
+        Console(stderr=True, soft_wrap=True).print(f"[red]refused:[/red] {escape('; '.join(violations))}")
+        raise typer.Exit(1)
+
+
+def _check_kv(
+    model: str,
+    kv: str,
+    text: str | None,
+    given: Mapping[str, float],
+    machine: tuple[str, str],
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    from loraplex.engine.offline_quantization.kv_gate import KV_BOUNDS, check_kv, kv_config
+
+    bounds = dataclasses.replace(KV_BOUNDS, **given)
+    measured = check_kv(kv_config(model, *machine), kv, text, progress)
+    return {
+        **_figures(measured.whole),
+        **{f"late_{name}": value for name, value in _figures(measured.late).items()},
+        "bounds": dataclasses.asdict(bounds),
+        "violations": measured.violations(bounds),
+    }
+
+
+def _quantize(
+    model: str,
+    out: Path,
+    scheme: str,
+    texts: tuple[str | None, str | None],
+    given: Mapping[str, float],
+    machine: tuple[str, str],
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    from loraplex.engine.offline_quantization.quality_gate import bounds_of
+    from loraplex.engine.offline_quantization.quantize_model import QuantizeJob, quantize_model
+
+    bounds = dataclasses.replace(bounds_of(scheme), **given)
+    text, calibration = texts
+    job = QuantizeJob(model, out, scheme, text, bounds, calibration, *machine)
+    quantized = quantize_model(job, progress)
+    return {
+        **_figures(quantized.quality),
         "bytes_before": quantized.bytes_before,
         "bytes_after": quantized.bytes_after,
         "bounds": dataclasses.asdict(bounds),
         "violations": quantized.violations,
         "artefact": None if quantized.violations else str(out),
     }
-    print_document(document, as_json)
-    if quantized.violations:
-        listed = "; ".join(quantized.violations)
-        Console(stderr=True, soft_wrap=True).print(f"[red]refused:[/red] {escape(listed)}")
-        raise typer.Exit(1)
+
+
+def _figures(quality: "Quality") -> dict[str, Any]:
+    return {**dataclasses.asdict(quality), "perplexity_ratio": quality.perplexity_ratio}
 
 
 def _read(path: Path | None) -> str | None:

@@ -60,6 +60,26 @@ def test_refuses_over_the_bound_with_exit_code_1(model_folder: Path) -> None:
     assert not (model_folder.parent / "out").exists()
 
 
+def check_kv(model: Path, *options: str) -> Result:
+    text = ["--text", str(model.parent / "text"), "--dtype", "float32", "--device", "cpu"]
+    return CliRunner().invoke(main, ["quantize", str(model), *text, *options])
+
+
+def test_a_kv_type_has_the_same_figures_and_those_of_late_positions(model_folder: Path) -> None:
+    (model_folder.parent / "text").write_text(" ".join([TEXT] * 3))
+    result = check_kv(model_folder, "--check-kv", "fp8", "--json", "--max-kl", "1")
+    report = json.loads(result.stdout)
+    assert report["tokens"] == 9 * 127 + 47 and 0 < report["kl"] < 1
+    assert report["late_tokens"] == 9 * (127 - 96) and 0 < report["late_kl"] < 1
+    refused = check_kv(model_folder, "--check-kv", "fp8", "--max-kl", "0")
+    assert refused.exit_code == 1 and "late positions: KL divergence is" in refused.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--scheme", "int8"), ("--check-kv", "fp8", "--scheme", "int8")])
+def test_a_scheme_needs_a_folder_and_a_kv_type_none(model_folder: Path, options: tuple[str, ...]) -> None:
+    assert check_kv(model_folder, *options).exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

@@ -1,0 +1,72 @@
+"""The quality gate of a KV type: one model with the KV cache in that type against its own type, on long windows.
+
+Invariant: only the cache differs. The figures are counted over all positions, and once more over the late ones, which read the
+most rounded keys and values.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from loraplex.engine.config import CacheConfig, EngineConfig
+from loraplex.engine.errors import ModelError
+from loraplex.engine.kv_cache.tensors import KV_DTYPES, kv_cache_dtype
+from loraplex.engine.model_loading import load_model
+from loraplex.engine.offline_quantization.quality_gate import (
+    Quality,
+    QualityBounds,
+    WindowScorer,
+    compare_scorers,
+    window_size,
+)
+from loraplex.engine.offline_quantization.synthetic_text import sample_text
+
+LONG_WINDOW: Final = 3072
+LATE: Final = 2048
+"""Late positions: after so many tokens, or in the last quarter of a shorter context."""
+EVALUATED_TOKENS: Final = 2 * LONG_WINDOW
+KV_BOUNDS: Final = QualityBounds(max_perplexity_ratio=1.03, min_top1_agreement=0.88, max_kl=0.03)
+
+
+@dataclass(frozen=True, slots=True)
+class KvQuality:
+    """The figures over all positions, and over the late ones."""
+
+    whole: Quality
+    late: Quality
+
+    def violations(self, bounds: QualityBounds) -> list[str]:
+        """Describe every figure that is out of bounds; empty when the type passes."""
+        late = [f"late positions: {each}" for each in self.late.violations(bounds)]
+        return [*self.whole.violations(bounds), *late]
+
+
+def check_kv(config: EngineConfig, name: str, text: str | None, progress: Callable[[str], None]) -> KvQuality:
+    """Measure `name` on a text, by default one that the model writes. Raises `ModelError`."""
+    if name not in KV_DTYPES or name == "auto":
+        raise ModelError(f"`check_kv` must be {', '.join(set(KV_DTYPES) - {'auto'})}, got {name!r}")
+    progress(f"loading {config.model}")
+    model = load_model(config)
+    size = min(LONG_WINDOW, model.max_model_len)
+    if text is None:
+        progress("writing a text for the quality gate")
+        part = window_size(model)
+        written = sample_text(model, -(-EVALUATED_TOKENS // part), part, seed=1)
+        ids = [token for each in written for token in each][:EVALUATED_TOKENS]
+    else:
+        ids = model.tokenizer.encode(text).ids[:EVALUATED_TOKENS]
+    texts = [ids[start : start + size] for start in range(0, len(ids) - 1, size)]
+    progress("judging")
+    own, other = (WindowScorer(model, size, kv_cache_dtype(each, model.dtype)) for each in ("auto", name))
+    whole, late = compare_scorers(own, other, texts, min(LATE, size * 3 // 4))
+    if late is None:
+        raise ModelError("the text has no late positions")
+    return KvQuality(whole, late)
+
+
+def kv_config(
+    model: str, dtype: str = "auto", device: str = "auto", quantization: str = "none"
+) -> EngineConfig:
+    """The configuration that a check loads a model with: its own scorers allocate the KV."""
+    cache = CacheConfig(num_blocks=1 << 20)
+    return EngineConfig(model=model, dtype=dtype, device=device, quantization=quantization, cache=cache)

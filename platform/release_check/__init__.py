@@ -1,0 +1,1 @@
+"""`loraplex release check`: compares two releases before one replaces the other."""
