@@ -72,7 +72,7 @@ async def _check(
     found: list[Check] = []
     kv = new.settings.get("kv_cache_dtype", "auto")
     if kv not in ("auto", old.settings.get("kv_cache_dtype")) and new.key_file is None:
-        found.append(await asyncio.to_thread(_kv_check, new, kv))
+        found.append(await asyncio.to_thread(kv_check, new, kv))
         typer.echo(found[0].line, err=as_json)
     async with AsyncExitStack() as stack:
         sides = [await stack.enter_async_context(open_release(spec)) for spec in (old, new)]
@@ -82,7 +82,7 @@ async def _check(
     return found
 
 
-def _kv_check(spec: ReleaseSpec, kv: str) -> Check:
+def kv_check(spec: ReleaseSpec, kv: str) -> Check:
     """The quality gate of a KV type, with the quantization that is served."""
     from loraplex.engine.offline_quantization.kv_gate import KV_BOUNDS, check_kv, kv_config
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.platform.bench.fixtures import write_random_adapter
 from loraplex.platform.cli.main import main
+from loraplex.platform.cli.release import kv_check
 from loraplex.platform.release_check import checks
 from loraplex.platform.release_check.releases import parse_spec
 from loraplex.platform.startup_errors import SettingsError
@@ -42,6 +43,11 @@ def test_short_names_are_settings() -> None:
         "kv_cache_dtype": "fp8",
         "quantization": "int4",
     }
+
+
+def test_a_kv_type_passes_its_quality_gate(tiny_model: Path) -> None:
+    found = kv_check(parse_spec(f"{tiny_model},kv=fp8,dtype=float32"), "fp8")
+    assert found.outcome == "pass" and "late positions: perplexity 1.0" in found.detail
 
 
 @pytest.mark.long
