@@ -196,7 +196,9 @@ async def _answers(pair: Pair, model: str) -> list[Check]:
 
 
 def compared(old: Completion, new: Completion) -> tuple[float, list[float]]:
-    """The share of an answer from its first other token on, and the differences up to that token."""
+    """The share of an answer from its first other token on, and the differences up to that token. Raises `BenchFailed`."""
+    if not old.tokens:
+        raise BenchFailed("the server sent no log-probabilities")
     equal = next((at for at, (a, b) in enumerate(zip(old.tokens, new.tokens)) if a != b), len(old.tokens))
     tops = zip(old.tops[: equal + 1], new.tops[: equal + 1])
     gaps = [abs(one[token] - other[token]) for one, other in tops for token in one if token in other]

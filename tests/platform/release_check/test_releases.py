@@ -4,10 +4,12 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
 from loraplex.engine.checkpoints.config_reader import load_model_config
+from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
 from loraplex.platform.bench.fixtures import write_random_adapter
 from loraplex.platform.cli.main import main
 from loraplex.platform.cli.release import kv_check
@@ -48,6 +50,21 @@ def test_short_names_are_settings() -> None:
 def test_a_kv_type_passes_its_quality_gate(tiny_model: Path) -> None:
     found = kv_check(parse_spec(f"{tiny_model},kv=fp8,dtype=float32"), "fp8")
     assert found.outcome == "pass" and "late positions: perplexity 1.0" in found.detail
+
+
+@pytest.mark.long
+def test_a_slower_engine_is_named(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "ROUNDS", 2)
+    specs = []
+    for interval in (0.01, 0.04):
+        script = tmp_path / f"{interval}.json"
+        info = msgspec.structs.replace(DEFAULT_INFO, vocab_size=400, max_model_len=8192)
+        script.write_bytes(msgspec.json.encode(FakeScript(info=info, token_interval_s=interval)))
+        specs.append(f"{tiny_model},fake_engine={script}")
+    result = check(*specs, "--quick")
+    assert result.exit_code == 1
+    assert "FAIL load chat: " in result.output and "FAIL load batch: " in result.output
+    assert "pass template" in result.output
 
 
 @pytest.mark.long
