@@ -1,7 +1,7 @@
 """Keys that the console makes for its own pages: bearers of ten minutes with which playground and uploader call the API as the
 person who is signed in. They are billed and limited as any key of the tenant, and not listed among its keys.
 
-Invariant: of each purpose, at most `MAX_LIVE` keys of a person work in a tenant, in all sessions together.
+Invariant: of each purpose, a bounded number of a person's keys works in a tenant, in all sessions together.
 """
 
 from collections.abc import Iterable
@@ -55,13 +55,20 @@ async def issue_console_token(uow: UnitOfWork, session: ConsoleSession, scope: T
 
 
 async def issue_console_key(
-    session: AsyncSession, tenant_id: UUID, name: str, scopes: Iterable[str], email: str, expires_at: datetime
+    session: AsyncSession,
+    tenant_id: UUID,
+    name: str,
+    scopes: Iterable[str],
+    email: str,
+    expires_at: datetime,
+    *,
+    most: int = MAX_LIVE,
 ) -> IssuedKey:
-    """Issue a key to the person with this address, and end the oldest where there are `MAX_LIVE`."""
+    """Issue a key to the person with this address, and end the oldest where there are `most`."""
     await lock(session, f"console keys:{tenant_id}:{email}")
     now = datetime.now(UTC)
     live = (ApiKey.tenant_id == tenant_id, ApiKey.name == name, *_working(email, now))
-    newest = select(ApiKey.id).where(*live).order_by(ApiKey.created_at.desc(), ApiKey.id).offset(MAX_LIVE - 1)
+    newest = select(ApiKey.id).where(*live).order_by(ApiKey.created_at.desc(), ApiKey.id).offset(most - 1)
     ending = update(ApiKey).where(ApiKey.id.in_(newest)).values(revoked_at=now)
     await session.execute(ending.execution_options(synchronize_session=False))
     key = generate_key("live")

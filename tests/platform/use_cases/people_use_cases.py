@@ -6,7 +6,7 @@ from tests.platform.use_cases.use_case import UseCase
 from tests.platform.use_cases.walked_world import NO_ID, Outcome, World
 from tests.tenants.people.people_world import add_person
 
-from loraplex.tenants.administration import invitations, tenants
+from loraplex.tenants.administration import console_evaluations, invitations, tenants
 from loraplex.tenants.people import accounts, console_keys, sessions, sign_up, team
 from loraplex.tenants.quotas import use_cases as quotas
 
@@ -15,7 +15,7 @@ BY_PEOPLE: Final = {
     *(sessions.end_session, sessions.end_own_session, sessions.end_all_sessions),
     *(sessions.end_member_sessions, sessions.leave_tenant, sessions.renew_session),
     *(sessions.switch_tenant, sessions.view_as_operator, sessions.open_session),
-    console_keys.issue_console_token,
+    *(console_keys.issue_console_token, console_evaluations.start),
     *(invitations.new_account, invitations.enter, team.reset_member, tenants.create_without_key),
     *(accounts.demo_link, accounts.issue_reset, team.remove_member, team.revoke_invitation),
     quotas.create_limited_key,
