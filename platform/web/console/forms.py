@@ -133,7 +133,10 @@ async def _read(request: Request) -> Form:
 
 
 def parse(form: Form, model: type[ModelT]) -> ModelT:
-    """Check a form against `model`; a field that was left empty counts as absent. Raises `FormInvalid`."""
+    """Check a form against `model`; a field that was left empty counts as absent. A strict model reads texts, too.
+
+    Raises `FormInvalid`.
+    """
     values: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         if get_origin(info.annotation) in (list, tuple, set, frozenset):
@@ -141,7 +144,7 @@ def parse(form: Form, model: type[ModelT]) -> ModelT:
         elif form.text(name):
             values[name] = form.text(name)
     try:
-        return model.model_validate(values)
+        return model.model_validate(values, strict=False)
     except ValidationError as error:
         raise FormInvalid(_messages(error, form), form.fields) from error
 
