@@ -7,6 +7,7 @@
  * @typedef {{id: string, part_size: number, expires_at: string, files: (Declared & {parts: number})[],
  *   received: {file: string, number: number, sha256: string}[]}} Upload
  */
+import { Refused, call } from "./upload/api.js";
 import { Sha256 } from "./upload/sha256.js";
 
 const CONFIG = "adapter_config.json";
@@ -15,65 +16,15 @@ const NAMES = [CONFIG, WEIGHTS];
 const AT_ONCE = 3;
 const TRIES = 3;
 const BACKOFF_MS = 1000;
-const MARGIN_S = 60;
 const SLICE = 4 << 20;
 
 /** @param {string} id */
 const byId = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
 const root = byId("uploader");
 const pauseButton = /** @type {HTMLButtonElement} */ (byId("pause"));
-const { adapter = "", api = "", token: tokenPath = "", csrf = "", limits = "{}", report = "", free = "0" } = root.dataset;
+const { adapter = "", limits = "{}", report = "", free = "0" } = root.dataset;
 /** @type {Record<string, number>} */
 const maxBytes = JSON.parse(limits);
-
-/** An answer of the API that is no success, in the API's words. */
-class Refused extends Error {
-  /** @param {string} message @param {number} status */
-  constructor(message, status) {
-    super(message);
-    this.status = status;
-  }
-
-  /** Whether the same request may succeed later. */
-  get passes() {
-    return this.status === 429 || this.status >= 500;
-  }
-}
-
-/* The API */
-
-const bearer = { text: "", endsAt: 0 };
-
-async function authorization() {
-  if (performance.now() > bearer.endsAt) {
-    const body = new URLSearchParams({ scope: "adapters:write" });
-    const response = await fetch(tokenPath, { method: "POST", headers: { "x-csrf-token": csrf }, body });
-    if (!response.ok) throw await failureOf(response);
-    const { api_key, expires_in } = await response.json();
-    Object.assign(bearer, { text: api_key, endsAt: performance.now() + (expires_in - MARGIN_S) * 1000 });
-  }
-  return `Bearer ${bearer.text}`;
-}
-
-/** @param {Response} response */
-async function failureOf(response) {
-  const { error } = await response.json().catch(() => ({ error: null }));
-  const id = response.headers.get("x-request-id");
-  const message = error?.message ?? `The server answered ${response.status}.`;
-  return new Refused(id ? `${message} Request ${id}.` : message, response.status);
-}
-
-/**
- * @param {string} method @param {string} path @param {BodyInit | null} [body] @param {Record<string, string>} [headers]
- * @param {AbortSignal} [signal]
- */
-async function call(method, path, body = null, headers = {}, signal) {
-  const authorized = { authorization: await authorization(), ...headers };
-  const response = await fetch(api + path, { method, body, headers: authorized, signal });
-  if (response.status === 401) bearer.endsAt = 0;
-  if (!response.ok) throw await failureOf(response);
-  return response.status === 204 ? null : response.json();
-}
 
 /* The files */
 
