@@ -9,6 +9,7 @@ from loraplex.platform.web.adapters import alias_pages, version_pages
 from loraplex.platform.web.adapters import pages as adapters
 from loraplex.platform.web.audit import pages as audit
 from loraplex.platform.web.engine import operator_pages as engine
+from loraplex.platform.web.evaluations import pages as evaluations
 from loraplex.platform.web.invoices import credit_pages
 from loraplex.platform.web.invoices import operator_pages as operator_invoices
 from loraplex.platform.web.invoices import pages as invoices
@@ -44,6 +45,7 @@ def page_routers(dependencies: GatewayDependencies) -> list[APIRouter]:
         adapters.router,
         alias_pages.router,
         version_pages.router,
+        evaluations.router,
         playground.router,
         token_pages.router,
         limits.router,

@@ -65,6 +65,11 @@ class EvaluationDocument(Record):
     ended_at: UtcTime | None
 
     @property
+    def cases(self) -> int:
+        """Cases of the suite."""
+        return self.total // (1 if self.baseline is None else 2)
+
+    @property
     def regression(self) -> float:
         """By how much the pass rate is below the baseline's; 0 without one."""
         if self.pass_rate is None or self.baseline_pass_rate is None:

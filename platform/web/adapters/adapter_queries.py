@@ -15,12 +15,17 @@ from loraplex.adapters.storage.local_store import max_file_bytes
 from loraplex.platform.web.adapters.residency import Residency, Tier
 from loraplex.platform.web.adapters.validation_report import Report, report_of
 from loraplex.platform.web.keys.queries import hours_until
-from loraplex.tenants.audit_queries import audit_entries
+from loraplex.tenants.audit_queries import audit_entries, last_authors
+from loraplex.tenants.audit_records import OperatorAuditDocument
+from loraplex.tenants.evaluations.queries import gates
+from loraplex.tenants.evaluations.records import GateDocument
+from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.ledger.recent_requests import VersionUse, hourly_requests, version_uses
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.records import SERVING_STATES, AdapterDocument, AliasDocument, VersionDocument
+from loraplex.tenants.registry.use_cases import target
 from loraplex.tenants.registry.versions import target_of
 
 PAGE: Final = 50
@@ -67,11 +72,14 @@ class ListedVersion:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterDetail:
     """`versions`: newest first. `older`: the version that the next page follows, None on the last one. `is_sample`: the use of
-    versions counts the tenant's newest requests only.
+    versions counts the tenant's newest requests only. `gates` and `reverts` are by alias; a revert is the entry of the audit log,
+    where a guard has brought the alias to where it is.
     """
 
     record: AdapterDocument
     aliases: Sequence[AliasUse]
+    gates: Mapping[str, GateDocument]
+    reverts: Mapping[str, OperatorAuditDocument]
     versions: Sequence[ListedVersion]
     older: int | None
     requests_24h: int
@@ -114,10 +122,17 @@ async def adapter(
     shown = [VersionDocument.of(name, each) for each in found[:PAGE]]
     now = datetime.now(UTC)
     uses = await version_uses(session, tenant_id, row.id, now - DAY)
+    reverts = await last_authors(session, tenant_id, "alias.revert", [target(each) for each in aliases])
     counts = await hourly_requests(session, tenant_id, "adapter", [row.id], hours_until(now)[0])
     return AdapterDetail(
         record=AdapterDocument.model_validate(row),
         aliases=[_alias(each, uses.by_version) for each in _production_first(aliases)],
+        gates=await gates(session, tenant_id, name),
+        reverts={
+            each.alias: entry
+            for each in aliases
+            if (entry := reverts.get(target(each))) and entry.id >= uuid7_from(each.updated_at)
+        },
         versions=[_version(each, aliases, uses.by_version, residency) for each in shown],
         older=shown[-1].version if len(found) > PAGE else None,
         requests_24h=sum(counts[row.id].values()),

@@ -1,6 +1,7 @@
 """Aliases of an adapter: split, move, roll back, delete. Below `/console/adapters/{name}/aliases`.
 
-Invariant: a form carries the generation that its author has read; an alias that moved meanwhile is not overwritten.
+Invariant: a form carries the generation that its author has read; an alias that moved meanwhile is not overwritten, and one with a
+gate moves through it.
 """
 
 from collections.abc import AsyncIterator
@@ -14,13 +15,17 @@ from starlette.responses import Response
 
 from loraplex.platform.web.adapters import adapter_queries as detail
 from loraplex.platform.web.adapters.adapter_queries import AdapterDetail
+from loraplex.platform.web.adapters.alias_routes import Override
 from loraplex.platform.web.adapters.pages import ONE, Submission, Writer
 from loraplex.platform.web.console.addresses import path_of, query_form
 from loraplex.platform.web.console.cookies import Undo
 from loraplex.platform.web.console.form_routes import FormSubmission, form_page, revision_of, whole_number
 from loraplex.platform.web.console.forms import Form, FormInvalid
 from loraplex.platform.web.etags import ABSENT
-from loraplex.tenants.errors import AliasMoved, AliasNotFound
+from loraplex.tenants.administration import gated_aliases
+from loraplex.tenants.administration.gated_aliases import GateOverride
+from loraplex.tenants.canaries.records import GuardBounds
+from loraplex.tenants.errors import AliasMoved, AliasNotFound, GateFailed
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry import use_cases as aliases
 from loraplex.tenants.registry.records import WHOLE, AliasDocument
@@ -29,6 +34,9 @@ ALIAS: Final = f"{ONE}/aliases/{{alias}}"
 NEW: Final = f"{ONE}/aliases/new"
 MOVED: Final = "moved"
 """Where a form shows that the alias was moved meanwhile."""
+GATE: Final = "gate"
+"""Where it shows why the gate refuses the move; `report` has the id of the evaluation that says so."""
+FIELDS: Final = ("alias", MOVED, GATE, "report", "reason", *GuardBounds.model_fields)
 
 router = APIRouter()
 
@@ -61,7 +69,7 @@ async def alias_form(page: Writer, name: str, alias: str) -> dict[str, object]:
     return {"adapter": shown.record, "detail": shown, "alias": present, "shares": shares}
 
 
-@form_page(router, NEW, "adapters/move.html", new_form, fields=("alias", MOVED))
+@form_page(router, NEW, "adapters/move.html", new_form, fields=FIELDS)
 async def create_alias(submission: Submission, name: str) -> Response:
     alias = submission.form.text("alias")
     if not alias:
@@ -69,22 +77,33 @@ async def create_alias(submission: Submission, name: str) -> Response:
     return await _move(submission, name, alias, ABSENT)
 
 
-@form_page(router, f"{ALIAS}/move", "adapters/move.html", alias_form, fields=("alias", MOVED))
+@form_page(router, f"{ALIAS}/move", "adapters/move.html", alias_form, fields=FIELDS)
 async def move_alias(submission: Submission, name: str, alias: str) -> Response:
     return await _move(submission, name, alias, _generation(submission))
 
 
 async def _move(submission: FormSubmission, name: str, alias: str, seen: int | None) -> Response:
-    """Move an alias to the shares of the form."""
-    targets = targets_of(submission.form)
-    async with _saying_who_moved(submission, name, alias):
-        moved = await submission.result(aliases.move, submission.tenant_id, name, alias, targets, seen=seen)
+    """Move an alias to the shares of the form, with its guard; for a reason, past the gate."""
+    form = submission.form
+    past = submission.parse(Override) if form.text("reason") else None
+    async with _explaining_refusal(submission, name, alias):
+        moved = await submission.result(
+            gated_aliases.move,
+            submission.tenant_id,
+            name,
+            alias,
+            targets_of(form),
+            guard=submission.parse(GuardBounds) if form.text("guarded") else None,
+            seen=seen,
+            override=None if past is None else GateOverride(past.reason, submission.session.scopes),
+            fingerprint=submission.dependencies.engine.info().system_fingerprint,
+        )
     return _back(submission, moved)
 
 
 @form_page(router, f"{ALIAS}/rollback", "adapters/rollback.html", alias_form, fields=(MOVED,))
 async def roll_back(submission: Submission, name: str, alias: str) -> Response:
-    async with _saying_who_moved(submission, name, alias):
+    async with _explaining_refusal(submission, name, alias):
         moved = await submission.result(
             aliases.roll_back, submission.tenant_id, name, alias, seen=_generation(submission)
         )
@@ -93,19 +112,22 @@ async def roll_back(submission: Submission, name: str, alias: str) -> Response:
 
 @form_page(router, f"{ALIAS}/delete", "adapters/delete_alias.html", alias_form, fields=(MOVED,))
 async def delete_alias(submission: Submission, name: str, alias: str) -> Response:
-    async with _saying_who_moved(submission, name, alias):
+    async with _explaining_refusal(submission, name, alias):
         await submission.run(aliases.delete, submission.tenant_id, name, alias, seen=_generation(submission))
     return submission.back(path_of("adapters", name), f"{name}:{alias} is deleted.")
 
 
 @asynccontextmanager
-async def _saying_who_moved(submission: FormSubmission, name: str, alias: str) -> AsyncIterator[None]:
-    """Raise `FormInvalid`, which names who moved the alias to what, if it moved meanwhile."""
+async def _explaining_refusal(submission: FormSubmission, name: str, alias: str) -> AsyncIterator[None]:
+    """Raise `FormInvalid`, which names who moved the alias to what if it moved meanwhile, or the report that its gate refuses."""
     try:
         yield
     except AliasMoved as error:
         message = await submission.query(_whereto, submission.tenant_id, name, alias)
         raise FormInvalid({MOVED: message}) from error
+    except GateFailed as error:
+        report = {} if error.evaluation is None else {"report": str(error.evaluation)}
+        raise FormInvalid({GATE: f"{error}.", **report}) from error
 
 
 async def _whereto(session: AsyncSession, tenant_id: UUID, name: str, alias: str) -> str:

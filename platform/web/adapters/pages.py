@@ -20,6 +20,8 @@ from loraplex.platform.web.console.forms import FormInvalid
 from loraplex.platform.web.console.page import AFTER, PageRequest, opens
 from loraplex.tenants.administration import adapters
 from loraplex.tenants.errors import AdapterNotFound, VersionNotFound
+from loraplex.tenants.evaluations import queries as evaluations
+from loraplex.tenants.pages import Part
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry.records import VersionDocument
 from loraplex.tenants.scopes import ADAPTERS_READ, ADAPTERS_WRITE
@@ -29,6 +31,8 @@ Writer = Annotated[PageRequest, opens(ADAPTERS_WRITE)]
 Submission = Annotated[FormSubmission, submits(ADAPTERS_WRITE)]
 LIST: Final = "/console/adapters"
 ONE: Final = f"{LIST}/{{name}}"
+SOME_EVALUATIONS: Final[Part[UUID]] = Part(5)
+"""Those of a version that its adapter's page shows; a page of their own has all."""
 
 router = APIRouter()
 
@@ -100,6 +104,8 @@ async def show_adapter(
         async with page.reading() as session:
             shown = await detail.adapter(session, page.tenant_id, name, found_in, before)
             chosen, compared = await _chosen(session, page.tenant_id, shown, version, compare)
+            number = None if chosen is None else chosen.record.version
+            evaluated = await evaluations.evaluations(session, page.tenant_id, name, number, SOME_EVALUATIONS)
     except (AdapterNotFound, VersionNotFound) as error:
         near = get_close_matches(name, await page.query(queries.names, page.tenant_id), 1)
         return page.show("adapters/missing.html", status=404, message=str(error), near=next(iter(near), None))
@@ -111,6 +117,7 @@ async def show_adapter(
         chosen=chosen,
         refused_by=refused_by(found_in, chosen),
         compared=compared,
+        evaluations=evaluated,
         diff=[] if chosen is None or compared is None else config_diff(compared.config, chosen.record.config),
         can_write=ADAPTERS_WRITE in page.session.scopes,
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from loraplex.platform.evaluations.statistics import wilson_interval
 from loraplex.tenants.invoices.currencies import minor_digits
 
 UNKNOWN: Final = "–"
@@ -112,6 +113,19 @@ def share(part: int | None, whole: int | None) -> str:
     scaled = _rounded(part * 10 ** (digits + 2), whole)
     least = f"<0.{'0' * (digits - 1)}1" if part and not scaled else _decimal(scaled, digits, digits)
     return f"{least}{SPACE}%"
+
+
+def pass_rate(rate: float | None) -> str:
+    """Write a pass rate in per cent: `95.0 %`."""
+    return UNKNOWN if rate is None else share(round(rate * 10**6), 10**6)
+
+
+def interval(rate: float | None, cases: int) -> str:
+    """Write the interval of a pass rate of so many cases, at 95 %: `88.8 to 97.8 %`."""
+    if rate is None:
+        return UNKNOWN
+    low, high = wilson_interval(round(rate * cases), cases)
+    return f"{low * 100:.1f} to {high * 100:.1f}{SPACE}%"
 
 
 def file_size(size_bytes: int | None) -> str:
@@ -247,7 +261,7 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     each.__name__: each
     for each in (
         *(money_total, money_spent, money_sum, money_request, money_exact, rate, count),
-        *(compact, duration, share, file_size, memory_size, ago, day),
+        *(compact, duration, share, pass_rate, interval, file_size, memory_size, ago, day),
         *(exact_time, month_name, machine_time, short_digest, short_id, sentence, browser),
     )
 }

@@ -69,6 +69,7 @@ async def actions(console: Console) -> list[str]:
 QUESTIONS = (
     *("/edit", "/delete", "/aliases/new", "/aliases/production/move", "/aliases/production/rollback"),
     *("/aliases/production/delete", "/aliases/production/split", "/versions/1/delete"),
+    *("/aliases/production/gate", "/versions/1/evaluate"),
 )
 
 
@@ -89,17 +90,18 @@ async def test_pages_of_adapters_need_their_scopes(console: Console, signed_in: 
             assert found == (200 if may_write else 403), (role, path)
     for path, tab in (
         (PIRATE, "Versions"),
+        (f"{PIRATE}/evaluations", "Evaluations"),
         ("/console/usage?adapter=pirate", "Usage"),
         ("/console/limits/adapters/pirate", "Limits"),
         ("/console/requests?adapter=pirate", "Requests"),
         ("/console/audit?target=adapters/pirate", "Audit"),
     ):
         page = await admin.page(path)
-        assert page.texts(".tabs a") == ["Versions", "Usage", "Limits", "Requests", "Audit"]
+        assert page.texts(".tabs a") == ["Versions", "Evaluations", "Usage", "Limits", "Requests", "Audit"]
         assert page.texts(".tabs [aria-current]") == [tab]
     assert not (await admin.page("/console/usage")).all(".tabs")
     viewer = await (await signed_in("viewer")).page(PIRATE)
-    assert viewer.texts(".tabs a") == ["Versions", "Usage", "Requests"]
+    assert viewer.texts(".tabs a") == ["Versions", "Evaluations", "Usage", "Requests"]
     assert viewer.find("button[aria-disabled=true]").text().strip() == "Upload version"
     assert "Needs the scope adapters:write, which your role has not." in viewer.text
     assert not viewer.all("main form[method=post] button[type=submit]") and not viewer.all(".menu")
@@ -171,7 +173,8 @@ async def test_residency_says_what_the_first_request_waits(console: Console, sig
     ]
     assert "Now engine 0 refuses it." in page.text
     assert "from openai import OpenAI" in page.find("#use-it-python").text()
-    assert page.texts("#of-2 a")[:3] == ["Report", "Compare with…", "Move production here…"]
+    assert page.texts("#of-2 a")[:3] == ["Report", "Compare with…", "Evaluate…"]
+    assert "Move production here…" in page.texts("#of-2 a")
     assert "Move production here…" not in page.texts("#of-1 a")
     report = await browser.get(f"{PIRATE}/versions/3/report")
     assert "Now engine 0 refuses it." in " ".join(Page(report).tree.text().split())

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 from tests.platform.web.browser import Console
+from tests.platform.web.evaluations.stored_evaluation import add_evaluation
 from tests.platform.web.invoices.drafted_invoice import draft_invoice
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
 from tests.tenants.people.people_world import add_person, signed_in
@@ -51,6 +52,7 @@ async def ids_of_another_tenant(console: Console) -> dict[str, str]:
         "delivery_id": str(delivery_id),
         "invoice_id": await draft_invoice(console.database, tenant_id),
         "format_name": "csv",
+        "evaluation_id": str(await add_evaluation(console.database, tenant_id, ADAPTER)),
         "entry_id": str(member),
         "session_id": str(session_id),
     }

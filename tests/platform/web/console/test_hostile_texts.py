@@ -14,6 +14,7 @@ import psycopg
 from tests.platform.web.browser import Browser, Console, Page
 from tests.platform.web.console.other_tenant import ADAPTER, OWNER, ids_of_another_tenant
 from tests.platform.web.console.test_page_roles import OPERATOR, guarded, routes_of, token_of
+from tests.platform.web.evaluations.stored_evaluation import add_evaluation, stored_report
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
 from tests.tenants.registry_records import RegistryWriter, digest
 
@@ -84,6 +85,8 @@ WRITTEN: Final = {
     "after": "/audit",
     "credit": "/billing",
     "request id": "/requests",
+    "said": f"/adapters/{ADAPTER}/evaluations/{{evaluation_id}}",
+    "case": f"/adapters/{ADAPTER}/evaluations/{{evaluation_id}}",
 }
 
 
@@ -107,6 +110,8 @@ async def plant(console: Console, browser: Browser) -> dict[str, str]:
             config=config,
             report={"checks": checks},
         )
+    report = stored_report(text=texts["said"], name=texts["case"])
+    ids["evaluation_id"] = str(await add_evaluation(console.database, tenant_id, ADAPTER, report, "planted"))
     async with unit_of_work(console.database, system_actor("test"), None, None) as uow:
         await invoices.grant_credit(
             uow, tenant_id, 500_000, texts["credit"], expires_at=datetime(2999, 1, 1, tzinfo=UTC)

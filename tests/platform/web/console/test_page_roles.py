@@ -31,6 +31,7 @@ READ: Final = {
     "/console/token": ANY,
     "/console/playground": "inference",
     "/console/adapters": "adapters:read",
+    "/console/suites": "adapters:read",
     "/console/keys": "keys:write",
     "/console/requests": "usage:read",
     "/console/usage": "usage:read",
@@ -58,12 +59,13 @@ READ: Final = {
 # What changes something, and the pages that ask for it, where they ask for more than reading does.
 WRITE: Final = {
     "/console/adapters": "adapters:write",
+    "/console/suites": "adapters:write",
     "/console/webhooks": "tenant:admin",
     "/console/limits/keys": "keys:write",
     "/console/limits/adapters": "adapters:write",
 }
 ASKING: Final = re.compile(
-    r"/(new|edit|delete|move|rollback|rotate|revoke|upload|split)$|^/console/limits/(keys|adapters)/"
+    r"/(new|edit|delete|move|rollback|rotate|revoke|upload|split|gate|evaluate)$|^/console/limits/(keys|adapters)/"
 )
 ENDS_THE_SESSION: Final = re.compile(r"/account/sessions/end-all$|/switch-tenant$")
 SHORT: Final = len("production")

@@ -10,6 +10,7 @@ from sqlalchemy import text
 from tests.platform.sent_statements import sent_statements
 from tests.platform.web.browser import Browser, Console
 from tests.platform.web.console.test_page_roles import Route, guarded
+from tests.platform.web.evaluations.stored_evaluation import add_evaluation
 from tests.platform.web.invoices.drafted_invoice import draft_invoice
 from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched
 
@@ -20,6 +21,7 @@ MAX_STATEMENTS: Final = 14
 """Of any page: two take a role, one reads the session."""
 MORE: Final = {
     "/console": 18,
+    "/console/adapters/{name}": 18,
     "/console/billing": 41,
     "/console/billing/invoices/{invoice_id}": 15,
     "/operator/console/invoices": 20,
@@ -53,6 +55,19 @@ THINGS: Final = (
     SELECT a.id, a.alias, 1, 1, :tenant_id, 100 FROM numbers CROSS JOIN LATERAL (
         VALUES (md5('adapter' || n)::uuid, 'production'), (md5('adapter1')::uuid, 'canary-' || n)
     ) a (id, alias)
+    """,
+    """
+    INSERT INTO suites (id, tenant_id, name, sha256, cases, size_bytes, content, created_by)
+    SELECT md5('suite' || n)::uuid, :tenant_id, 'suite-' || n, 'a', 1, 1, '', 'olga' FROM numbers
+    """,
+    """
+    INSERT INTO alias_gates (adapter_id, alias, tenant_id, suite, suite_sha256, min_pass, changed_by)
+    SELECT md5('adapter1')::uuid, 'canary-' || n, :tenant_id, 'suite-1', 'a', 0.5, 'olga' FROM numbers
+    """,
+    """
+    INSERT INTO evaluations (id, tenant_id, adapter_id, version, suite, suite_sha256, seed, state, total, key_id, created_by)
+    SELECT md5('evaluation' || n)::uuid, :tenant_id, md5('adapter1')::uuid, 1, 'suite-1', 'a', 0, 'queued', 1, 'key', 'olga'
+    FROM numbers
     """,
     """
     INSERT INTO uploads (id, tenant_id, adapter_id, files, size_bytes, part_size, state, expires_at)
@@ -143,6 +158,7 @@ async def one_of_everything(database: Database, tenant_id: UUID, user_id: str) -
         "invoice_id": await draft_invoice(database, tenant_id),
         "entry_id": user_id,
         "format_name": "csv",
+        "evaluation_id": str(await add_evaluation(database, tenant_id, "adapter-1")),
     }
 
 
