@@ -39,7 +39,6 @@ CREATE TABLE evaluations (
     suite_id uuid,
     suite_sha256 char(64) NOT NULL,
     baseline text,
-    baseline_version integer,
     seed bigint NOT NULL,
     state text NOT NULL DEFAULT 'queued',
     reason text,

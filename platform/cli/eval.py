@@ -5,8 +5,10 @@ Exit codes: 0 it passes, 1 it does not or could not be run, 2 wrong usage.
 
 import asyncio
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
+from uuid import uuid4
 
 import typer
 from rich.console import Console
@@ -17,9 +19,10 @@ from loraplex.platform.cli.command_context import exit_codes
 from loraplex.platform.cli.output import AsJson
 from loraplex.platform.cli.remote_server import open_server, read_key
 from loraplex.platform.errors import GatewayError
+from loraplex.platform.evaluations.answers import validate_here
 from loraplex.platform.evaluations.conformance import NAME, conformance_suite
 from loraplex.platform.evaluations.report import Figures, Report, report_bytes
-from loraplex.platform.evaluations.runner import Evaluation, asking, evaluate
+from loraplex.platform.evaluations.runner import CaseResult, asking, evaluate
 from loraplex.platform.evaluations.suite import MAX_SUITE_BYTES, Suite, read_suite
 from loraplex.platform.startup_errors import StartError
 
@@ -54,32 +57,36 @@ def run_command(
     as_json: AsJson = False,
 ) -> None:
     """Run a suite; exit code 1 if the pass rate is below --min-pass, or below the baseline's by more than --max-regression."""
+    models = [model] if baseline is None else [model, baseline]
     with exit_codes():
         try:
-            found = asyncio.run(_evaluate(_suite(suite), url, read_key(key), model, baseline, seed))
+            report, sides = asyncio.run(_evaluate(_suite(suite), url, read_key(key), models, seed))
         except GatewayError as error:
             raise StartError(str(error)) from error
     if out is not None:
-        out.write_bytes(report_bytes(found.report) + b"\n")
+        out.write_bytes(report_bytes(report) + b"\n")
     if as_json:
-        typer.echo(report_bytes(found.report).decode())
+        typer.echo(report_bytes(report).decode())
     else:
-        _print(found)
-    if reasons := violations(found.report, min_pass, max_regression):
+        _print(report, sides)
+    if reasons := violations(report, min_pass, max_regression):
         Console(stderr=True, soft_wrap=True).print(f"[red]failed:[/red] {escape('; '.join(reasons))}")
         raise typer.Exit(1)
 
 
 async def _evaluate(
-    suite: Suite, url: str, key: str, model: str, baseline: str | None, seed: int
-) -> Evaluation:
-    console, total = Console(stderr=True), len(suite.cases) * (1 if baseline is None else 2)
-    async with open_server(url, key, "v1") as client:
-        with console.status("") as status:
-            return await evaluate(
-                *(suite, model, baseline, seed, asking(client)),
-                on_case=lambda done: status.update(f"{done} of {total} answers"),
-            )
+    suite: Suite, url: str, key: str, models: list[str], seed: int
+) -> tuple[Report, list[list[CaseResult]]]:
+    """Return the report, and the results of each model."""
+    total, sides = len(suite.cases) * len(models), [list[CaseResult]() for _ in models]
+    with Console(stderr=True).status("") as status:
+
+        async def keep(side: int, result: CaseResult) -> None:
+            status.update(f"{sum(map(len, sides)) + 1} of {total} answers")
+
+        async with open_server(url, key, "v1") as client:
+            asked = (suite, models, seed, uuid4().hex, asking(client), validate_here)
+            return await evaluate(*asked, sides, keep), sides
 
 
 def _suite(name: str) -> Suite:
@@ -103,14 +110,14 @@ def violations(report: Report, min_pass: float | None, max_regression: float | N
     return found
 
 
-def _print(found: Evaluation) -> None:
-    report, console = found.report, Console()
+def _print(report: Report, sides: Sequence[Sequence[CaseResult]]) -> None:
+    console = Console()
     table = Table("model", "passed", "rate (95 %)", "prompt", "completion", "median s", "unmet")
-    sides = [(report.model, report.figures, found.seconds)]
-    if report.baseline is not None and report.baseline_figures is not None:
-        sides.append((report.baseline, report.baseline_figures, found.baseline_seconds))
-    for model, figures, seconds in sides:
-        table.add_row(*_row(escape(model.model), report.total, figures, statistics.median(seconds)))
+    shown = ((report.model, report.figures), (report.baseline, report.baseline_figures))
+    for (model, figures), results in zip(shown, sides):
+        if model is not None and figures is not None:
+            median_s = statistics.median(each.seconds for each in results)
+            table.add_row(*_row(escape(model.model), report.total, figures, median_s))
     console.print(table)
     if (compared := report.comparison) is not None:
         console.print(

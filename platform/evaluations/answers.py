@@ -42,7 +42,6 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     unaided: bool = False
     logprob: float | None = None
     prompt_tokens: int = 0
-    cached_tokens: int = 0
     completion_tokens: int = 0
     failed: tuple[str, ...] = ()
 
@@ -93,7 +92,6 @@ def _read(reply: Reply) -> Answer:
         unaided=_is_unaided(choice.get("logprobs")),
         logprob=scored[0]["logprob"] if scored else None,
         prompt_tokens=usage.get("prompt_tokens", 0),
-        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
         completion_tokens=usage.get("completion_tokens", 0),
     )
 

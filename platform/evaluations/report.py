@@ -30,7 +30,6 @@ class Figures(msgspec.Struct, frozen=True):
     interval: tuple[float, float]
     unmet: dict[str, int]
     prompt_tokens: int
-    cached_tokens: int
     completion_tokens: int
 
 
@@ -75,7 +74,7 @@ def make_report(
     suite: Suite,
     seed: int,
     model: tuple[EvaluatedModel, list[Answer]],
-    baseline: tuple[EvaluatedModel, list[Answer]] | None,
+    baseline: tuple[EvaluatedModel, list[Answer]] | None = None,
 ) -> Report:
     """Report the answers to all cases of a suite, in their order."""
     answers, others = model[1], None if baseline is None else baseline[1]
@@ -122,6 +121,5 @@ def _figures(answers: list[Answer]) -> Figures:
         (round(low, _DECIMALS), round(high, _DECIMALS)),
         dict(sorted(unmet.items())),
         sum(answer.prompt_tokens for answer in answers),
-        sum(answer.cached_tokens for answer in answers),
         sum(answer.completion_tokens for answer in answers),
     )

@@ -5,16 +5,14 @@ Invariant: a request that another load keeps waiting is repeated; only what says
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
-from uuid import uuid4
 
 import httpx
 import msgspec
 
 from loraplex.platform.errors import GatewayError
-from loraplex.platform.evaluations.answers import Answer, Reply, Validate, judged, validate_here
+from loraplex.platform.evaluations.answers import Answer, Reply, Validate, judged
 from loraplex.platform.evaluations.report import EvaluatedModel, Report, make_report
 from loraplex.platform.evaluations.suite import Suite
 
@@ -39,24 +37,49 @@ class CaseResult(msgspec.Struct, frozen=True):
     seconds: float
 
 
-async def run_cases(
-    suite: Suite, model: str, seed: int, salt: str, ask: Ask, validate: Validate, first: int = 0
-) -> AsyncIterator[CaseResult]:
-    """Yield the result of each case of a suite from the place `first` on, in order. Raises `EvaluationFailed`."""
-    served: EvaluatedModel | None = None
-    for index in range(first, len(suite.cases)):
-        case = suite.cases[index]
-        reply = await _reply(ask, case.body(model, seed, salt))
-        found = EvaluatedModel(
-            reply.headers.get("x-loraplex-adapter", model),
-            reply.headers.get("x-loraplex-adapter-digest", ""),
-            str(reply.document.get("system_fingerprint") or ""),
-        )
-        if reply.status == 200:
-            if served not in (None, found):
+Keep: TypeAlias = Callable[[int, CaseResult], Awaitable[None]]
+"""(0 for the model or 1 for its baseline, result)."""
+
+
+async def evaluate(
+    suite: Suite,
+    models: Sequence[str],
+    seed: int,
+    salt: str,
+    ask: Ask,
+    validate: Validate,
+    sides: Sequence[list[CaseResult]],
+    keep: Keep,
+) -> Report:
+    """Run a suite on a model, and on its baseline if `models` names one, behind the results that `sides` has already.
+
+    A result is kept before the next case begins. Raises `EvaluationFailed`, and what `keep` raises.
+    """
+    for side, model in enumerate(models):
+        results = sides[side]
+        for index in range(len(results), len(suite.cases)):
+            case = suite.cases[index]
+            reply = await _reply(ask, case.body(model, seed, salt))
+            served = EvaluatedModel(
+                reply.headers.get("x-loraplex-adapter", model),
+                reply.headers.get("x-loraplex-adapter-digest", ""),
+                str(reply.document.get("system_fingerprint") or ""),
+            )
+            result = CaseResult(index, await judged(case, reply, validate), served, reply.seconds)
+            if not result.answer.error and served_model(results, served) != served:
                 raise EvaluationFailed(f"{model} changed while it was evaluated: evaluate it again.")
-            served = found
-        yield CaseResult(index, await judged(case, reply, validate), found, reply.seconds)
+            await keep(side, result)
+            results.append(result)
+    named = [served_model(side, EvaluatedModel(model)) for side, model in zip(sides, models)]
+    if len(named) == 2 and named[0] == named[1]:
+        raise EvaluationFailed(f"{models[1]} is {models[0]} itself: there is nothing to compare")
+    found = [(model, [each.answer for each in side]) for model, side in zip(named, sides)]
+    return make_report(suite, seed, *found)
+
+
+def served_model(results: Sequence[CaseResult], otherwise: EvaluatedModel) -> EvaluatedModel:
+    """Return the model that answered first; `otherwise` where none has."""
+    return next((each.served for each in results if not each.answer.error), otherwise)
 
 
 async def _reply(ask: Ask, body: Mapping[str, Any]) -> Reply:
@@ -76,44 +99,6 @@ async def _reply(ask: Ask, body: Mapping[str, Any]) -> Reply:
 
 def _message(reply: Reply) -> str:
     return str((reply.document.get("error") or {}).get("message") or f"HTTP {reply.status}")
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """A finished evaluation. `seconds`: of each case, of the model; then of the baseline."""
-
-    report: Report
-    seconds: list[float]
-    baseline_seconds: list[float]
-
-
-async def evaluate(
-    suite: Suite,
-    model: str,
-    baseline: str | None,
-    seed: int,
-    ask: Ask,
-    on_case: Callable[[int], None] = lambda _: None,
-) -> Evaluation:
-    """Run a suite of one's own on a model, then on its baseline. Raises `EvaluationFailed`."""
-    salt = uuid4().hex
-    sides: list[tuple[EvaluatedModel, list[Answer], list[float]]] = []
-    for name in (model, baseline):
-        answers: list[Answer] = []
-        seconds: list[float] = []
-        served = EvaluatedModel(name or "")
-        if name is not None:
-            async for result in run_cases(suite, name, seed, salt, ask, validate_here):
-                answers.append(result.answer)
-                seconds.append(result.seconds)
-                served = served if result.answer.error else result.served
-                on_case(sum(len(side[1]) for side in sides) + len(answers))
-        sides.append((served, answers, seconds))
-    (first, answers, seconds), (second, others, other_seconds) = sides
-    if baseline is not None and first == second and first.system_fingerprint:
-        raise EvaluationFailed(f"{baseline} is {model} itself: there is nothing to compare")
-    compared = None if baseline is None else (second, others)
-    return Evaluation(make_report(suite, seed, (first, answers), compared), seconds, other_seconds)
 
 
 def asking(client: httpx.AsyncClient) -> Ask:

@@ -53,17 +53,23 @@ async def move(
         found = await latest(uow.session, adapter, new, gate.suite_sha256)
         for version in new:
             refusal = _refusal(gate, version, found[version], present.main_version, fingerprint)
-            if refusal is not None and override is None:
-                raise GateFailed(f"{name}:{alias} does not move to v{version}: {refusal[0]}", refusal[1])
-            if refusal is not None and override is not None:
-                await _note_override(uow, tenant_id, f"{name}:{alias}", version, refusal, override)
+            if refusal is None:
+                continue
+            if override is None:
+                raise refusal
+            if TENANT_ADMIN not in override.scopes:
+                raise ScopeNotHeld(f"overriding a gate takes a key with the scope `{TENANT_ADMIN}`")
+            noted = {"version": version, "reason": override.reason, "refused": str(refusal)}
+            noted["evaluation"] = None if refusal.evaluation is None else str(refusal.evaluation)
+            place = f"adapters/{name}/aliases/{alias}/gate"
+            await uow.audit.record("alias.gate.override", place, None, noted, tenant_id=tenant_id)
     return await aliases.move(uow, tenant_id, name, alias, targets, guard=guard, seen=seen)
 
 
 def _refusal(
     gate: AliasGate, version: int, reports: list[EvaluationDocument], main: int, fingerprint: str | None
-) -> tuple[str, UUID | None] | None:
-    """Return why a gate refuses a version, and the report that says so; None if its newest report keeps the gate."""
+) -> GateFailed | None:
+    """Return why a gate refuses a version; None if the version's newest report keeps it."""
     if fingerprint is not None:
         reports = [each for each in reports if each.system_fingerprint == fingerprint]
     if gate.max_regression is not None:
@@ -72,35 +78,16 @@ def _refusal(
         ]
     if not reports:
         against = "" if gate.max_regression is None else f" against v{main}"
-        return f"no evaluation of it on suite {gate.suite}{against} has completed on the present engine", None
+        missing = (
+            f"no evaluation of v{version} on suite {gate.suite}{against} has completed on the present engine"
+        )
+        return GateFailed(f"the gate of {gate.alias} needs one: {missing}", None)
     report = reports[0]
-    rate = report.pass_rate or 0.0
+    rate, on = report.pass_rate or 0.0, f"of v{version} on suite {gate.suite}"
     if rate < gate.min_pass:
-        return (
-            f"its pass rate on suite {gate.suite} is {rate:.4g}; the gate needs {gate.min_pass:g}",
-            report.id,
-        )
+        reason = f"the pass rate {on} is {rate:.4g}; the gate of {gate.alias} needs {gate.min_pass:g}"
+        return GateFailed(reason, report.id)
     if gate.max_regression is not None and report.regression > gate.max_regression:
-        bound = f"the gate allows {gate.max_regression:g}"
-        return (
-            f"it passes {report.regression:.4g} less of suite {gate.suite} than v{main}; {bound}",
-            report.id,
-        )
+        reason = f"the pass rate {on} is {report.regression:.4g} below that of v{main}"
+        return GateFailed(f"{reason}; the gate of {gate.alias} allows {gate.max_regression:g}", report.id)
     return None
-
-
-async def _note_override(
-    uow: UnitOfWork,
-    tenant_id: UUID,
-    place: str,
-    version: int,
-    refusal: tuple[str, UUID | None],
-    override: GateOverride,
-) -> None:
-    if TENANT_ADMIN not in override.scopes:
-        raise ScopeNotHeld(f"overriding the gate of {place} takes a key with the scope `{TENANT_ADMIN}`")
-    name, _, alias = place.partition(":")
-    noted = {"version": version, "reason": override.reason, "refused": refusal[0]}
-    noted |= {} if refusal[1] is None else {"evaluation": str(refusal[1])}
-    target = f"adapters/{name}/aliases/{alias}/gate"
-    await uow.audit.record("alias.gate.override", target, None, noted, tenant_id=tenant_id)

@@ -7,7 +7,7 @@ import zlib
 from typing import Final
 from uuid import UUID
 
-from cryptography.fernet import InvalidToken
+from cryptography.fernet import Fernet, InvalidToken
 
 from loraplex.tenants.errors import ContentUnreadable
 from loraplex.tenants.stored_responses import DeriveKey, fernet_of
@@ -25,13 +25,14 @@ class EncryptedContents:
 
     def encrypt(self, tenant_id: UUID | None, owner: UUID, content: bytes) -> bytes:
         """Return what `decrypt` reads, for the same tenant and owner."""
-        parts = (tenant_id or NO_TENANT).bytes, owner.bytes
-        return fernet_of(self._derive_key, DOMAIN, *parts).encrypt(zlib.compress(content))
+        return self._fernet(tenant_id, owner).encrypt(zlib.compress(content))
 
     def decrypt(self, tenant_id: UUID | None, owner: UUID, encrypted: bytes) -> bytes:
         """Return the content. Raises `ContentUnreadable` when the server secret has changed since."""
-        parts = (tenant_id or NO_TENANT).bytes, owner.bytes
         try:
-            return zlib.decompress(fernet_of(self._derive_key, DOMAIN, *parts).decrypt(encrypted))
+            return zlib.decompress(self._fernet(tenant_id, owner).decrypt(encrypted))
         except InvalidToken as error:
             raise ContentUnreadable("it was encrypted with another server secret") from error
+
+    def _fernet(self, tenant_id: UUID | None, owner: UUID) -> Fernet:
+        return fernet_of(self._derive_key, DOMAIN, (tenant_id or NO_TENANT).bytes, owner.bytes)

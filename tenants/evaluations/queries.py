@@ -23,7 +23,7 @@ async def suites(session: AsyncSession, tenant_id: UUID | None, part: Slice[str]
     query = query.ext(distinct_on(Suite.name)).order_by(Suite.name, Suite.tenant_id.nulls_last())
     if part.after is not None:
         query = query.where(Suite.name > part.after)
-    return [suite_document(row) for row in await session.scalars(query.limit(part.fetch))]
+    return [SuiteDocument.model_validate(row) for row in await session.scalars(query.limit(part.fetch))]
 
 
 async def suite_row(session: AsyncSession, tenant_id: UUID | None, name: str) -> Suite:
@@ -40,7 +40,7 @@ async def suite_row(session: AsyncSession, tenant_id: UUID | None, name: str) ->
 
 async def suite(session: AsyncSession, tenant_id: UUID | None, name: str) -> SuiteDocument:
     """Return one suite. Raises `SuiteNotFound`."""
-    return suite_document(await suite_row(session, tenant_id, name))
+    return SuiteDocument.model_validate(await suite_row(session, tenant_id, name))
 
 
 async def suite_content(session: AsyncSession, tenant_id: UUID | None, name: str) -> tuple[Suite, bytes]:
@@ -100,12 +100,6 @@ async def gate(session: AsyncSession, tenant_id: UUID, name: str, alias: str) ->
     if found is None:
         raise GateNotFound(f"{name}:{alias[:80]} has no gate")
     return found
-
-
-def suite_document(row: Suite) -> SuiteDocument:
-    """Return the suite of a row."""
-    fields = {name: getattr(row, name) for name in SuiteDocument.model_fields if name != "shared"}
-    return SuiteDocument(shared=row.tenant_id is None, **fields)
 
 
 def document(row: Row[Evaluation, str]) -> EvaluationDocument:

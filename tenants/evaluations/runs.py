@@ -63,21 +63,10 @@ async def claim_next(session: AsyncSession) -> EvaluationRun | None:
         .where(Evaluation.id == found)
     )
     row, name, suite_tenant, content = (await session.execute(query)).one()
-    return EvaluationRun(
-        id=row.id,
-        claim=claim,
-        tenant_id=row.tenant_id,
-        key_id=row.key_id,
-        address=row.address,
-        model=f"{name}@{row.version}",
-        baseline=row.baseline,
-        seed=row.seed,
-        suite=row.suite,
-        suite_sha256=row.suite_sha256,
-        suite_id=row.suite_id,
-        suite_tenant=suite_tenant,
-        content=content,
-    )
+    names = ("id", "tenant_id", "key_id", "address", "baseline", "seed", "suite", "suite_sha256", "suite_id")
+    own = {each: getattr(row, each) for each in names}
+    model = f"{name}@{row.version}"
+    return EvaluationRun(claim=claim, model=model, suite_tenant=suite_tenant, content=content, **own)
 
 
 async def renew(session: AsyncSession, run: EvaluationRun, done: int | None = None) -> bool:
@@ -116,13 +105,11 @@ async def kept_answers(session: AsyncSession, run: EvaluationRun) -> tuple[list[
     return sides
 
 
-async def end(session: AsyncSession, run: EvaluationRun, values: Mapping[str, Any]) -> bool:
-    """End an evaluation with what its row has then; False if it is not this runner's any more."""
+async def end(session: AsyncSession, run: EvaluationRun, values: Mapping[str, Any]) -> None:
+    """End an evaluation with what its row has then; nothing if it is not this runner's any more."""
     ended = _own(run).values(**values, ended_at=func.now(), claimed_until=None, claim=None)
-    if await session.scalar(ended.returning(Evaluation.id)) is None:
-        return False
-    await session.execute(delete(EvaluationAnswer).where(EvaluationAnswer.evaluation_id == run.id))
-    return True
+    if await session.scalar(ended.returning(Evaluation.id)) is not None:
+        await session.execute(delete(EvaluationAnswer).where(EvaluationAnswer.evaluation_id == run.id))
 
 
 def _own(run: EvaluationRun) -> Any:

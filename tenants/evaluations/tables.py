@@ -37,12 +37,16 @@ class Suite(Base):
     created_by: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
+    @property
+    def shared(self) -> bool:
+        """Whether it is the installation's."""
+        return self.tenant_id is None
+
 
 class Evaluation(Base):
     """A version on a suite. A gateway that runs it holds `claim` until `claimed_until`; then another one goes on.
 
-    `suite_id` null: the built-in suite, or one that is deleted since. `baseline`: a model's name as requests have it, pinned; `baseline_version` null for the
-    base model. `key_id`: the key whose requests these are, from `address`.
+    `suite_id` null: the built-in suite, or one that is deleted since. `baseline`: a model's name as requests have it, pinned. `key_id`: the key whose requests these are, from `address`.
     """
 
     __tablename__ = "evaluations"
@@ -66,7 +70,6 @@ class Evaluation(Base):
     suite_id: Mapped[UUID | None] = mapped_column(ForeignKey("suites.id", ondelete="SET NULL"))
     suite_sha256: Mapped[str] = mapped_column(CHAR(64))
     baseline: Mapped[str | None]
-    baseline_version: Mapped[int | None]
     seed: Mapped[BigInt]
     state: Mapped[str] = mapped_column(server_default="queued")
     reason: Mapped[str | None]

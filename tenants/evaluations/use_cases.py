@@ -3,7 +3,7 @@
 Invariant: a suite is not deleted while a gate or an open evaluation needs it.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
@@ -55,14 +55,6 @@ class NewSuite:
     base_digest: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GateBounds:
-    """The least pass rate, and by how much it may be below the baseline's; None: by any."""
-
-    min_pass: float
-    max_regression: float | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvaluation:
     """`baseline`: a version's number, an alias of the adapter, or `base`; None for none. `base_digest`: of the served model."""
@@ -88,7 +80,7 @@ async def add_suite(uow: UnitOfWork, tenant_id: UUID | None, new: NewSuite) -> S
     present = await uow.session.scalar(select(Suite).where(own, Suite.name == new.name))
     if present is not None:
         if (present.sha256, present.base_digest) == (new.sha256, new.base_digest):
-            return queries.suite_document(present)
+            return SuiteDocument.model_validate(present)
         raise NameTaken(
             f"there is another suite {new.name}: a suite never changes, so give this one a name of its own"
         )
@@ -98,22 +90,12 @@ async def add_suite(uow: UnitOfWork, tenant_id: UUID | None, new: NewSuite) -> S
         raise CountReached(
             "max_suites", f"at most {MAX_SUITES} suites of {MAX_SUITE_BYTES} bytes in all are kept"
         )
-    row = Suite(
-        id=new.id,
-        tenant_id=tenant_id,
-        name=new.name,
-        sha256=new.sha256,
-        cases=new.cases,
-        size_bytes=new.size_bytes,
-        base_digest=new.base_digest,
-        content=new.content,
-        created_by=uow.actor.name,
-    )
+    row = Suite(tenant_id=tenant_id, created_by=uow.actor.name, **asdict(new))
     uow.session.add(row)
     await uow.session.flush()
     after = {"sha256": new.sha256, "cases": new.cases}
     await uow.audit.record("suite.create", f"suites/{new.name}", None, after, tenant_id=tenant_id)
-    return queries.suite_document(row)
+    return SuiteDocument.model_validate(row)
 
 
 async def delete_suite(uow: UnitOfWork, tenant_id: UUID | None, name: str) -> None:
@@ -173,7 +155,6 @@ async def start(uow: UnitOfWork, tenant_id: UUID, name: str, new: NewEvaluation)
         else new.base_model
         if baseline is None
         else f"{name}@{baseline}",
-        baseline_version=baseline,
         seed=new.seed,
         total=suite.cases * (1 if new.baseline is None else 2),
         key_id=new.key_id,
@@ -207,7 +188,8 @@ async def set_gate(
     name: str,
     alias: str,
     suite: FoundSuite,
-    bounds: GateBounds,
+    min_pass: float,
+    max_regression: float | None,
 ) -> GateDocument:
     """Set the gate of an alias: later moves to a new version need a report that keeps it. Where it points now stays.
 
@@ -225,8 +207,8 @@ async def set_gate(
             suite=suite.name,
             suite_id=suite.id,
             suite_sha256=suite.sha256,
-            min_pass=bounds.min_pass,
-            max_regression=bounds.max_regression,
+            min_pass=min_pass,
+            max_regression=max_regression,
             changed_by=uow.actor.name,
             changed_at=datetime.now(UTC),
         )

@@ -18,8 +18,8 @@ import structlog
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.evaluations.answers import Reply
 from loraplex.platform.evaluations.conformance import NAME, conformance_suite
-from loraplex.platform.evaluations.report import EvaluatedModel, make_report, report_bytes
-from loraplex.platform.evaluations.runner import CaseResult, EvaluationFailed, run_cases
+from loraplex.platform.evaluations.report import Report, report_bytes
+from loraplex.platform.evaluations.runner import CaseResult, EvaluationFailed, evaluate
 from loraplex.platform.evaluations.suite import Suite, parse_suite
 from loraplex.platform.web.evaluations.own_requests import OwnRequests
 from loraplex.platform.web.planes import Planes
@@ -101,23 +101,25 @@ class EvaluationExecution:
                         return
 
     async def _answer_all(self, run: EvaluationRun) -> None:
-        suite, contents = await self._suite(run), self._contents
-        async with self.planes.dependencies.database.as_operator() as session:
+        suite, contents, dependencies = await self._suite(run), self._contents, self.planes.dependencies
+        async with dependencies.database.as_operator() as session:
             kept = await runs.kept_answers(session, run)
         sides = [[_result(contents.decrypt(run.tenant_id, run.id, each)) for each in side] for side in kept]
-        validate = partial(
-            self.planes.dependencies.value_validation.validate,
-            self.planes.dependencies.namespace_of(run.tenant_id),
+
+        async def keep(side: int, result: CaseResult) -> None:
+            await self._keep(run, side, result, sum(map(len, sides)) + 1)
+
+        report = await evaluate(
+            suite,
+            [run.model] if run.baseline is None else [run.model, run.baseline],
+            run.seed,
+            str(run.id),
+            partial(self._ask, run),
+            partial(dependencies.value_validation.validate, dependencies.namespace_of(run.tenant_id)),
+            sides,
+            keep,
         )
-        for side, model in enumerate((run.model, run.baseline)):
-            if model is None:
-                continue
-            first = len(sides[side])
-            answers = run_cases(suite, model, run.seed, str(run.id), partial(self._ask, run), validate, first)
-            async for result in answers:
-                sides[side].append(result)
-                await self._keep(run, side, result, sum(map(len, sides)))
-        await self._complete(run, suite, sides)
+        await self._complete(run, report, sides)
 
     async def _ask(self, run: EvaluationRun, body: Mapping[str, Any]) -> Reply:
         """Send a request as the key that began the evaluation. Raises `EvaluationFailed` for a key that may not any more."""
@@ -136,19 +138,14 @@ class EvaluationExecution:
                 raise EvaluationLost
             await runs.keep_answer(session, run, side, result.index, content)
 
-    async def _complete(self, run: EvaluationRun, suite: Suite, sides: list[list[CaseResult]]) -> None:
-        model, baseline = (_served(side, name) for side, name in zip(sides, (run.model, run.baseline)))
-        answers, others = ([each.answer for each in side] for side in sides)
-        report = make_report(
-            suite, run.seed, (model, answers), None if run.baseline is None else (baseline, others)
-        )
+    async def _complete(self, run: EvaluationRun, report: Report, sides: list[list[CaseResult]]) -> None:
         content = report_bytes(report)
         figures = report.baseline_figures
         values = {
             "state": "completed",
             "pass_rate": report.figures.pass_rate,
             "baseline_pass_rate": None if figures is None else figures.pass_rate,
-            "system_fingerprint": model.system_fingerprint,
+            "system_fingerprint": report.model.system_fingerprint,
             "latency": {"seconds": _latency(sides[0]), "baseline_seconds": _latency(sides[1])},
             "report": self._contents.encrypt(run.tenant_id, run.id, content),
             "report_sha256": hashlib.sha256(content).hexdigest(),
@@ -198,17 +195,12 @@ def _result(content: bytes) -> CaseResult:
     return msgspec.json.decode(content, type=CaseResult)
 
 
-def _served(side: list[CaseResult], name: str | None) -> EvaluatedModel:
-    """Return the model as its answers name it; where each was an error, as the evaluation does."""
-    return next((each.served for each in side if not each.answer.error), EvaluatedModel(name or ""))
-
-
 def _latency(side: list[CaseResult]) -> dict[str, float] | None:
     """Return the median and the 95th percentile of an answer's seconds."""
-    seconds = sorted(each.seconds for each in side)
-    if not seconds:
-        return None
+    seconds = [each.seconds for each in side]
+    if len(seconds) < 2:
+        return {"p50": seconds[0], "p95": seconds[0]} if seconds else None
     return {
-        "p50": round(statistics.median(seconds), 3),
-        "p95": round(seconds[-(-95 * len(seconds) // 100) - 1], 3),
+        "p50": statistics.median(seconds),
+        "p95": statistics.quantiles(seconds, n=20, method="inclusive")[-1],
     }

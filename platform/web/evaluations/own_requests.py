@@ -3,7 +3,6 @@
 Invariant: such a request passes what a client's does: limits, admission, ledger, metrics, access log. Only its secret is not asked.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -14,11 +13,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.evaluations.answers import Reply
+from loraplex.platform.evaluations.runner import asking
 from loraplex.platform.web.inference_plane import plane_of
 from loraplex.platform.web.openai.chat_completions import DIALECT, chat_completions
 
-PATH: Final = "/v1/chat/completions"
-HOST: Final = "http://evaluation"
+HOST: Final = "http://evaluation/v1/"
 
 
 class OwnRequests:
@@ -37,10 +36,9 @@ class OwnRequests:
                 {**scope, "app": self._app, "endpoint": chat_completions, "state": state}, receive, send
             )
 
-        began = time.perf_counter()
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=as_caller), base_url=HOST) as client:
-            response = await client.post(PATH, json=body)
-        return Reply(response.status_code, response.json(), response.headers, time.perf_counter() - began)
+        transport = httpx.ASGITransport(app=as_caller)
+        async with httpx.AsyncClient(transport=transport, base_url=HOST) as client:
+            return await asking(client)(body)
 
 
 async def _generate(scope: Scope, receive: Receive, send: Send) -> None:

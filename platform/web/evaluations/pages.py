@@ -19,13 +19,13 @@ from loraplex.platform.web.console.addresses import path_of
 from loraplex.platform.web.console.form_routes import MAX_NUMBER, VersionNumber, form_page, whole_number
 from loraplex.platform.web.console.page import ROWS, PageRequest
 from loraplex.platform.web.evaluations.routes import BY_NAME, EvaluationId, GateBody
-from loraplex.platform.web.evaluations.suites import built_in, checked_suite, contents_of
+from loraplex.platform.web.evaluations.suites import built_in, checked_suite, new_evaluation, report_text
 from loraplex.platform.web.sorting import BY_ID
 from loraplex.tenants.administration import console_evaluations
 from loraplex.tenants.errors import EvaluationNotFound
 from loraplex.tenants.evaluations import queries, use_cases
 from loraplex.tenants.evaluations.records import MAX_SEED, MAX_SUITES, EvaluationDocument
-from loraplex.tenants.evaluations.use_cases import BASE, GateBounds, NewEvaluation
+from loraplex.tenants.evaluations.use_cases import BASE
 from loraplex.tenants.pages import Part
 from loraplex.tenants.registry import queries as registry
 from loraplex.tenants.scopes import ADAPTERS_WRITE, INFERENCE
@@ -117,18 +117,10 @@ async def evaluation_form(page: Writer, name: str, version: VersionNumber) -> di
     fields=("suite", "baseline", "seed"),
 )
 async def start_evaluation(submission: Submission, name: str, version: VersionNumber) -> Response:
-    values, dependencies = submission.parse(EvaluationForm), submission.dependencies
+    values = submission.parse(EvaluationForm)
     number = whole_number(values.baseline[1:], beyond=MAX_NUMBER) if values.baseline[:1] == "@" else None
-    new = NewEvaluation(
-        version=version,
-        suite=await submission.query(queries.find_suite, submission.tenant_id, values.suite, built_in()),
-        baseline=number or values.baseline or None,
-        seed=values.seed,
-        key_id="",
-        address=submission.client_address,
-        base_digest=dependencies.engine.info().model_digest,
-        base_model=dependencies.served_model_name,
-    )
+    asked = {"seed": values.seed, "key_id": "", "address": submission.client_address}
+    new = await new_evaluation(submission, version, values.suite, number or values.baseline or None, **asked)
     begun = await submission.result(console_evaluations.start, submission.session, name, new)
     toast = f"{name}@{version} is evaluated on suite {begun.suite}."
     return submission.back(path_of("adapters", name, "evaluations", str(begun.id)), toast)
@@ -141,7 +133,7 @@ async def show_evaluation(
     """The page asks for itself again until the evaluation has ended. `after`: how many cases are skipped."""
     found, report = await _found(page, name, evaluation_id), None
     if found.state == "completed":
-        content = await _report(page, evaluation_id)
+        content = await report_text(page, page.tenant_id, evaluation_id)
         report = await asyncio.to_thread(msgspec.json.decode, content, type=Report)
     template = "evaluations/evaluation.html"
     return page.show(template, evaluation=found, report=report, skipped=after or 0, size=ROWS)
@@ -151,7 +143,7 @@ async def show_evaluation(
 async def download_report(page: Reader, name: str, evaluation_id: EvaluationId) -> Response:
     await _found(page, name, evaluation_id)
     headers = {"content-disposition": f'attachment; filename="evaluation-{evaluation_id}.json"'}
-    content = await _report(page, evaluation_id)
+    content = await report_text(page, page.tenant_id, evaluation_id)
     return Response(content, media_type="application/json", headers=headers)
 
 
@@ -171,13 +163,6 @@ async def _found(page: PageRequest, name: str, evaluation_id: EvaluationId) -> E
     return found
 
 
-async def _report(page: PageRequest, evaluation_id: EvaluationId) -> bytes:
-    """Return the JSON text of a report. Raises `EvaluationNotFound`, `ContentUnreadable`."""
-    found, encrypted = await page.query(queries.report, page.tenant_id, evaluation_id)
-    contents = contents_of(page.dependencies)
-    return await asyncio.to_thread(contents.decrypt, page.tenant_id, found.id, encrypted)
-
-
 async def gate_form(page: Writer, name: str, alias: str) -> dict[str, object]:
     """Return what the form of a gate shows. Raises `AdapterNotFound`, `AliasNotFound`."""
     async with page.reading() as session:
@@ -192,8 +177,8 @@ async def gate_form(page: Writer, name: str, alias: str) -> dict[str, object]:
 async def set_gate(submission: Submission, name: str, alias: str) -> Response:
     values, tenant_id = submission.parse(GateBody), submission.tenant_id
     suite = await submission.query(queries.find_suite, tenant_id, values.suite, built_in())
-    bounds = GateBounds(values.min_pass, values.max_regression)
-    await submission.run(use_cases.set_gate, tenant_id, name, alias, suite, bounds)
+    bounds = (values.min_pass, values.max_regression)
+    await submission.run(use_cases.set_gate, tenant_id, name, alias, suite, *bounds)
     toast = f"{name}:{alias} moves to a new version only with a report on suite {suite.name}."
     return submission.back(path_of("adapters", name), toast)
 

@@ -12,8 +12,9 @@ from loraplex.platform.web.adapters.routes import Reader, Writer
 from loraplex.platform.web.adapters.version_routes import VERSION, Version
 from loraplex.platform.web.evaluations.suites import (
     built_in,
-    contents_of,
+    new_evaluation,
     receive_suite,
+    report_text,
     suite_body,
     suite_bytes,
 )
@@ -30,7 +31,6 @@ from loraplex.tenants.evaluations.records import (
     GateDocument,
     SuiteDocument,
 )
-from loraplex.tenants.evaluations.use_cases import GateBounds, NewEvaluation
 from loraplex.tenants.names import ADAPTER_NAME
 from loraplex.tenants.registry.records import MAX_VERSION
 from loraplex.tenants.scopes import INFERENCE
@@ -123,18 +123,8 @@ async def start_evaluation(
         raise InvalidParameter(
             f"The key needs the scope `{INFERENCE}`: the requests are its own.", param="Authorization"
         )
-    engine = request.dependencies.engine.info()
-    suite = await request.query(queries.find_suite, request.tenant_id, body.suite, built_in())
-    new = NewEvaluation(
-        version=min(version, MAX_VERSION),
-        suite=suite,
-        baseline=body.baseline,
-        seed=body.seed,
-        key_id=request.caller.key_id,
-        address=request.caller.address,
-        base_digest=engine.model_digest,
-        base_model=request.dependencies.served_model_name,
-    )
+    asked = {"seed": body.seed, "key_id": request.caller.key_id, "address": request.caller.address}
+    new = await new_evaluation(request, min(version, MAX_VERSION), body.suite, body.baseline, **asked)
     return await request.run(use_cases.start, request.tenant_id, name, new)
 
 
@@ -153,8 +143,7 @@ async def get_evaluation(request: Reader, evaluation_id: EvaluationId) -> Respon
 @router.get(f"{EVALUATION}/report", responses=REPORT)
 async def get_report(request: Reader, evaluation_id: EvaluationId) -> Response:
     """Return the report: the same bytes for the same suite, version, engine, seed and answers."""
-    found, encrypted = await request.query(queries.report, request.tenant_id, evaluation_id)
-    content = contents_of(request.dependencies).decrypt(request.tenant_id, found.id, encrypted)
+    content = await report_text(request, request.tenant_id, evaluation_id)
     return Response(content, media_type="application/json")
 
 
@@ -174,8 +163,8 @@ async def put_gate(
 ) -> Response:
     """Set the gate of an alias: it moves to a new version only with a report on `suite` that keeps both bounds."""
     suite = await request.query(queries.find_suite, request.tenant_id, body.suite, built_in())
-    bounds = GateBounds(body.min_pass, body.max_regression)
-    return await request.run(use_cases.set_gate, request.tenant_id, name, alias, suite, bounds)
+    bounds = (body.min_pass, body.max_regression)
+    return await request.run(use_cases.set_gate, request.tenant_id, name, alias, suite, *bounds)
 
 
 @router.delete(GATE, status_code=204, responses=documented())

@@ -13,6 +13,8 @@ from loraplex.platform.evaluations.conformance import NAME, conformance_suite
 from loraplex.platform.evaluations.suite import MAX_SUITE_BYTES, SuiteSummary, parse_suite
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.parameters.json_object import BodyLimits
+from loraplex.platform.web.console.form_routes import FormSubmission
+from loraplex.platform.web.console.page import PageRequest
 from loraplex.platform.web.openapi import described
 from loraplex.platform.web.planes import OperatorRequest, TenantRequest
 from loraplex.platform.web.transport.body_budget import body_lease
@@ -20,7 +22,7 @@ from loraplex.platform.web.transport.request_body import read_bytes
 from loraplex.tenants.evaluations import queries
 from loraplex.tenants.evaluations.encrypted_contents import NO_TENANT, EncryptedContents
 from loraplex.tenants.evaluations.records import FoundSuite
-from loraplex.tenants.evaluations.use_cases import NewSuite
+from loraplex.tenants.evaluations.use_cases import NewEvaluation, NewSuite
 
 LIMITS: Final = BodyLimits(max_bytes=MAX_SUITE_BYTES, body_s=300.0)
 QUERY: Final = {
@@ -105,6 +107,32 @@ async def suite_bytes(request: TenantRequest, tenant_id: UUID, name: str) -> byt
     row, encrypted = await request.query(queries.suite_content, tenant_id, name)
     return await asyncio.to_thread(
         contents_of(request.dependencies).decrypt, row.tenant_id, row.id, encrypted
+    )
+
+
+async def report_text(request: TenantRequest | PageRequest, tenant_id: UUID, evaluation_id: UUID) -> bytes:
+    """Return the JSON text of a report. Raises `EvaluationNotFound`, `ContentUnreadable`."""
+    found, encrypted = await request.query(queries.report, tenant_id, evaluation_id)
+    decrypt = contents_of(request.dependencies).decrypt
+    return await asyncio.to_thread(decrypt, tenant_id, found.id, encrypted)
+
+
+async def new_evaluation(
+    request: TenantRequest | FormSubmission,
+    version: int,
+    suite: str,
+    baseline: int | str | None,
+    **asked: Any,
+) -> NewEvaluation:
+    """Return an evaluation on a suite of this name, against the served base model. Raises `SuiteNotFound`."""
+    dependencies = request.dependencies
+    return NewEvaluation(
+        version=version,
+        suite=await request.query(queries.find_suite, request.tenant_id, suite, built_in()),
+        baseline=baseline,
+        base_digest=dependencies.engine.info().model_digest,
+        base_model=dependencies.served_model_name,
+        **asked,
     )
 
 

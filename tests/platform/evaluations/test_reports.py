@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from loraplex.platform.evaluations.answers import Answer, Reply, judged, validate_here
-from loraplex.platform.evaluations.report import EvaluatedModel, make_report, report_bytes
-from loraplex.platform.evaluations.runner import EvaluationFailed, evaluate
+from loraplex.platform.evaluations.report import EvaluatedModel, Report, make_report, report_bytes
+from loraplex.platform.evaluations.runner import CaseResult, EvaluationFailed, evaluate
 from loraplex.platform.evaluations.statistics import paired_p_value, wilson_interval
 from loraplex.platform.evaluations.suite import Case, Expectation, read_suite
 
@@ -92,11 +92,17 @@ async def test_a_run_waits_for_limits_and_fails_on_what_repeating_cannot_mend() 
     async def ask(body: Any) -> Reply:
         return refusals.pop() if refusals else reply("a")
 
-    assert (await evaluate(suite, "m", None, 0, ask)).report.figures.passed == 1
+    async def run() -> Report:
+        async def keep(side: int, result: CaseResult) -> None:
+            assert (side, result.index) == (0, 0)
+
+        return await evaluate(suite, ["m"], 0, "salt", ask, validate_here, [[]], keep)
+
+    assert (await run()).figures.passed == 1
     no_more = {"error": {"code": "insufficient_quota", "message": "the month is used up"}}
     refusals.append(Reply(429, no_more, {"x-should-retry": "false"}, 0.1))
     with pytest.raises(EvaluationFailed, match="used up"):
-        await evaluate(suite, "m", None, 0, ask)
+        await run()
     refusals.append(Reply(404, {"error": {"code": "model_not_found", "message": "no model m"}}, {}, 0.1))
     with pytest.raises(EvaluationFailed, match="no model m"):
-        await evaluate(suite, "m", None, 0, ask)
+        await run()

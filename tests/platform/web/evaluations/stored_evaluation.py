@@ -64,7 +64,7 @@ async def add_evaluation(
 
 def stored_report(cases: int = 1, text: str = "I am a ship", name: str = "case") -> Report:
     """A report on a version that fails cases that its baseline passes, and answers `text`."""
-    figures = Figures(0, 0.0, (0.0, 0.8), {"regex": cases}, 20 * cases, 0, 3 * cases)
+    figures = Figures(0, 0.0, (0.0, 0.8), {"regex": cases}, 20 * cases, 3 * cases)
     answer = Answer(text, (Call(text, text),), "stop", failed=("regex",))
     shown = [ShownCase(f"{name}-{number}", answer, Answer("Pier 7")) for number in range(cases)]
     return Report(
