@@ -39,6 +39,7 @@ CREATE TABLE evaluations (
     suite_id uuid,
     suite_sha256 char(64) NOT NULL,
     baseline text,
+    profile jsonb NOT NULL,
     seed bigint NOT NULL,
     state text NOT NULL DEFAULT 'queued',
     reason text,
@@ -114,7 +115,7 @@ USING (tenant_id IS NULL AND current_setting('app.tenant_id', true) <> '')
 GRANTS = {
     "suites": "SELECT, INSERT, DELETE",
     "evaluations": "SELECT, INSERT, UPDATE (state, ended_at)",
-    "evaluation_answers": "SELECT",
+    "evaluation_answers": "SELECT, DELETE",
     "alias_gates": "SELECT, INSERT, UPDATE, DELETE",
 }
 

@@ -57,6 +57,8 @@ def run_command(
     as_json: AsJson = False,
 ) -> None:
     """Run a suite; exit code 1 if the pass rate is below --min-pass, or below the baseline's by more than --max-regression."""
+    if max_regression is not None and baseline is None:
+        raise typer.BadParameter("--max-regression needs --baseline")
     models = [model] if baseline is None else [model, baseline]
     with exit_codes():
         try:

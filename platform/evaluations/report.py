@@ -65,9 +65,8 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def regression(self) -> float:
         """By how much the pass rate is below the baseline's; 0 without one."""
-        return (
-            0.0 if self.baseline_figures is None else self.baseline_figures.pass_rate - self.figures.pass_rate
-        )
+        other = self.baseline_figures
+        return 0.0 if other is None else round(other.pass_rate - self.figures.pass_rate, _DECIMALS)
 
 
 def make_report(

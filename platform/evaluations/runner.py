@@ -16,9 +16,12 @@ from loraplex.platform.evaluations.answers import Answer, Reply, Validate, judge
 from loraplex.platform.evaluations.report import EvaluatedModel, Report, make_report
 from loraplex.platform.evaluations.suite import Suite
 
-WAITED: Final = frozenset({429, 502, 503, 504})
-"""Statuses of requests that are repeated, unless `x-should-retry` forbids it."""
-MAX_WAITS: Final = 60
+WAITED: Final = frozenset({429, 500, 502, 503, 504, 507})
+"""Statuses of requests that are repeated, unless `x-should-retry` forbids it, or the code is one of `OF_THE_MODEL`."""
+OF_THE_MODEL: Final = frozenset(
+    {"adapter_quarantined", "adapter_error", "adapter_load_failed", "non_finite_logits", "timeout"}
+)
+PATIENCE_S: Final = 1800.0
 LONGEST_WAIT_S: Final = 30.0
 Ask: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[Reply]]
 """Sends the body of a chat completion."""
@@ -73,8 +76,10 @@ async def evaluate(
     named = [served_model(side, EvaluatedModel(model)) for side, model in zip(sides, models)]
     if len(named) == 2 and named[0] == named[1]:
         raise EvaluationFailed(f"{models[1]} is {models[0]} itself: there is nothing to compare")
+    if len({each.system_fingerprint for each in named} - {""}) > 1:
+        raise EvaluationFailed("the engine changed between the model and its baseline: evaluate again")
     found = [(model, [each.answer for each in side]) for model, side in zip(named, sides)]
-    return make_report(suite, seed, *found)
+    return await asyncio.to_thread(make_report, suite, seed, *found)
 
 
 def served_model(results: Sequence[CaseResult], otherwise: EvaluatedModel) -> EvaluatedModel:
@@ -84,17 +89,17 @@ def served_model(results: Sequence[CaseResult], otherwise: EvaluatedModel) -> Ev
 
 async def _reply(ask: Ask, body: Mapping[str, Any]) -> Reply:
     """Return the reply of a request that was admitted, or whose refusal is the model's. Raises `EvaluationFailed`."""
-    for _ in range(MAX_WAITS):
+    began, wait_s = time.monotonic(), 0.5
+    while True:
         reply = await ask(body)
         code = (reply.document.get("error") or {}).get("code")
-        if reply.status in (401, 403, 404):
-            raise EvaluationFailed(f"{body['model']}: {_message(reply)}")
-        if reply.status not in WAITED or code in ("adapter_quarantined", "timeout"):
+        if reply.status not in WAITED | {401, 403, 404} or code in OF_THE_MODEL:
             return reply
-        if reply.headers.get("x-should-retry") == "false":
+        is_final = reply.status not in WAITED or reply.headers.get("x-should-retry") == "false"
+        if is_final or time.monotonic() - began > PATIENCE_S:
             raise EvaluationFailed(f"{body['model']}: {_message(reply)}")
-        await asyncio.sleep(min(float(reply.headers.get("retry-after", 1)), LONGEST_WAIT_S))
-    raise EvaluationFailed(f"{body['model']}: {_message(reply)}, after {MAX_WAITS} attempts")
+        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        await asyncio.sleep(min(max(wait_s, float(reply.headers.get("retry-after", 0))), LONGEST_WAIT_S))
 
 
 def _message(reply: Reply) -> str:

@@ -18,7 +18,9 @@ def wilson_interval(passed: int, total: int) -> tuple[float, float]:
 
 def paired_p_value(worse: int, better: int) -> float:
     """Return the two-sided probability of so uneven a split of the cases on which two models differ, if they are equally good."""
-    differing = worse + better
-    tail = sum(math.comb(differing, k) for k in range(min(worse, better) + 1))
-    # Whole numbers: a float has no place for the powers of many cases.
-    return min(1.0, 2 * tail / 2**differing) if differing else 1.0
+    differing, fewer = worse + better, min(worse, better)
+    logs = (
+        math.lgamma(differing + 1) - math.lgamma(k + 1) - math.lgamma(differing - k + 1)
+        for k in range(fewer + 1)
+    )
+    return min(1.0, 2 * sum(math.exp(each - differing * math.log(2)) for each in logs))

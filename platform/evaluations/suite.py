@@ -4,6 +4,7 @@ Invariant: a suite that was read has no case that no answer can pass, as far as 
 """
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
@@ -80,8 +81,11 @@ class Expectation(_Part):
 
     @property
     def given(self) -> frozenset[str]:
-        """The names of what is expected, as a case has them."""
-        return frozenset("schema" if name == "json_schema" else name for name in self.model_fields_set)
+        """The names of what is expected, as a case has them. Null is absent, but for `json_subset`, where it is a value."""
+        given = (
+            each for each in self.model_fields_set if each == "json_subset" or getattr(self, each) is not None
+        )
+        return frozenset("schema" if name == "json_schema" else name for name in given)
 
 
 class Case(_Part):
@@ -220,6 +224,10 @@ def _refuse_impossible(case: Case, constraints: OutputConstraints | None) -> Non
         _impossible("choice", "`answer` is not in `of`")
     if expect.logprob_at_least is not None and expect.given != {"logprob_at_least"}:
         _impossible("logprob_at_least", "it is scored, so that nothing else is answered")
+    if expect.exact is not None and expect.choice is not None and expect.exact != expect.choice.answer:
+        _impossible("exact", "`choice` expects another text")
+    if expect.exact is not None and expect.regex is not None:
+        _check_text(json.dumps(expect.exact), pattern_schema(expect.regex))
     formats = [expect.json_schema, _schema_of(constraints)]
     for each in (expect.exact, expect.choice.answer if expect.choice is not None else None):
         for schema in formats:

@@ -27,7 +27,8 @@ async def revert(uow: UnitOfWork, place: GuardedAlias) -> AliasDocument | None:
     if guard is None or (reason := guard.broken) is None:
         return None
     await AdapterRepository(uow.session, place.tenant_id).check_ready(adapter, guard.baseline)
-    led = await aliases.lead(adapter, place.alias, record, {guard.baseline: WHOLE})
+    # A rollback leads to what was before the split, and not to the split without its guard.
+    led = await aliases.lead(adapter, place.alias, record, {guard.baseline: WHOLE}, same=True)
     after = await aliases.document(adapter.name, led)
     counts = guard.counts.model_dump()
     noted = {"targets": after.targets, "reason": reason, **counts}

@@ -9,14 +9,16 @@ from typing import Final
 
 from loraplex.tenants.errors import ScopeNotHeld
 from loraplex.tenants.evaluations import use_cases as evaluations
-from loraplex.tenants.evaluations.records import MAX_OPEN, EvaluationDocument
+from loraplex.tenants.evaluations.records import EvaluationDocument
 from loraplex.tenants.evaluations.use_cases import NewEvaluation
 from loraplex.tenants.people.console_keys import issue_console_key
 from loraplex.tenants.people.identity import ConsoleSession
 from loraplex.tenants.scopes import ADAPTERS_WRITE, INFERENCE
 from loraplex.tenants.unit_of_work import UnitOfWork
 
-LIFETIME: Final = timedelta(hours=24)
+LIFETIME: Final = timedelta(days=7)
+MAX_KEYS: Final = 1000
+"""A key may still work for an evaluation, and ends with its time."""
 PURPOSE: Final = "evaluation"
 
 
@@ -27,9 +29,8 @@ async def start(
     if session.tenant_id is None or not {ADAPTERS_WRITE, INFERENCE} <= session.scopes:
         raise ScopeNotHeld(f"evaluating takes a role with the scopes `{ADAPTERS_WRITE}` and `{INFERENCE}`")
     ends = datetime.now(UTC) + LIFETIME
-    # Each open evaluation of the tenant may be this person's, with a key of its own.
     issued = await issue_console_key(
-        uow.session, session.tenant_id, PURPOSE, (INFERENCE,), session.email, ends, most=MAX_OPEN
+        uow.session, session.tenant_id, PURPOSE, (INFERENCE,), session.email, ends, most=MAX_KEYS
     )
     uow.notify_of([session.tenant_id])
     return await evaluations.start(uow, session.tenant_id, name, replace(new, key_id=issued.record.key_id))

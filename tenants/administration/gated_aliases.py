@@ -1,15 +1,19 @@
-"""Moves of aliases through their gates. Invariant: no version gets requests by a gated alias without a report that keeps the
-gate, or a reason of an admin in the audit log.
+"""Moves of aliases through their gates.
+
+Invariant: no version gets more requests by a gated alias without a report that keeps the gate, or a reason of an admin in the
+audit log; but for the oldest version that the alias has, and what it goes back to.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 from loraplex.tenants.canaries.records import GuardBounds
-from loraplex.tenants.errors import GateFailed, ScopeNotHeld
+from loraplex.tenants.errors import GateFailed, InvalidField, ScopeNotHeld
 from loraplex.tenants.evaluations.queries import latest
 from loraplex.tenants.evaluations.records import EvaluationDocument
+from loraplex.tenants.evaluations.use_cases import profile_fields
 from loraplex.tenants.models import AliasGate
 from loraplex.tenants.names import check_alias_name
 from loraplex.tenants.registry import use_cases as aliases
@@ -18,6 +22,8 @@ from loraplex.tenants.registry.aliases import AliasRepository, check_targets
 from loraplex.tenants.registry.records import AliasDocument
 from loraplex.tenants.scopes import TENANT_ADMIN
 from loraplex.tenants.unit_of_work import UnitOfWork
+
+MAX_REASON: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,49 +51,100 @@ async def move(
     Raises what that raises, `GateFailed`, and `ScopeNotHeld` for an override without `tenant:admin`.
     """
     check_targets(targets)
-    adapter = await AdapterRepository(uow.session, tenant_id).locked(name)
-    gate = await uow.session.get(AliasGate, (adapter.id, check_alias_name(alias)))
-    if gate is not None:
-        present = await AliasRepository(uow.session, tenant_id).get(name, alias)
-        new = sorted(targets.keys() - present.targets.keys())
-        found = await latest(uow.session, adapter, new, gate.suite_sha256)
-        for version in new:
-            refusal = _refusal(gate, version, found[version], present.main_version, fingerprint)
-            if refusal is None:
-                continue
-            if override is None:
-                raise refusal
-            if TENANT_ADMIN not in override.scopes:
-                raise ScopeNotHeld(f"overriding a gate takes a key with the scope `{TENANT_ADMIN}`")
-            noted = {"version": version, "reason": override.reason, "refused": str(refusal)}
-            noted["evaluation"] = None if refusal.evaluation is None else str(refusal.evaluation)
-            place = f"adapters/{name}/aliases/{alias}/gate"
-            await uow.audit.record("alias.gate.override", place, None, noted, tenant_id=tenant_id)
+    if override is not None and not 1 <= len(override.reason.strip()) <= MAX_REASON:
+        raise InvalidField(
+            "override", f"the reason for passing a gate must have 1 to {MAX_REASON} characters"
+        )
+    present = await _present(uow, tenant_id, name, alias)
+    if present is not None:
+        grown = _grown(present, targets) - {min(present.targets)}
+        await _pass(uow, tenant_id, present, grown, fingerprint, override)
     return await aliases.move(uow, tenant_id, name, alias, targets, guard=guard, seen=seen)
 
 
+async def roll_back(
+    uow: UnitOfWork,
+    tenant_id: UUID,
+    name: str,
+    alias: str,
+    *,
+    seen: int | None = None,
+    fingerprint: str | None = None,
+) -> AliasDocument:
+    """Roll an alias back as `registry.use_cases.roll_back` does. Versions older than those it has now pass without a report.
+
+    Raises what that raises, and `GateFailed`: two rollbacks in a row lead to the newer version again.
+    """
+    present = await _present(uow, tenant_id, name, alias)
+    if present is not None:
+        grown = {each for each in _grown(present, present.previous_targets) if each > min(present.targets)}
+        await _pass(uow, tenant_id, present, grown, fingerprint, None)
+    return await aliases.roll_back(uow, tenant_id, name, alias, seen=seen)
+
+
+async def _present(uow: UnitOfWork, tenant_id: UUID, name: str, alias: str) -> AliasDocument | None:
+    """Return a gated alias, whose adapter is locked; None for one without a gate."""
+    adapter = await AdapterRepository(uow.session, tenant_id).locked(name)
+    if await uow.session.get(AliasGate, (adapter.id, check_alias_name(alias))) is None:
+        return None
+    return await AliasRepository(uow.session, tenant_id).get(name, alias)
+
+
+def _grown(present: AliasDocument, targets: Mapping[int, int]) -> set[int]:
+    return {version for version, weight in targets.items() if weight > present.targets.get(version, 0)}
+
+
+async def _pass(
+    uow: UnitOfWork,
+    tenant_id: UUID,
+    present: AliasDocument,
+    versions: Collection[int],
+    fingerprint: str | None,
+    override: GateOverride | None,
+) -> None:
+    """Let versions pass the gate of an alias. Raises `GateFailed`, `ScopeNotHeld`."""
+    adapters = AdapterRepository(uow.session, tenant_id)
+    adapter = await adapters.get(present.name)
+    gate = await uow.session.get_one(AliasGate, (adapter.id, present.alias))
+    main = await adapters.version_of(adapter, present.main_version)
+    # None can be made against a version that is not served any more.
+    compared = main.version if main.state == "ready" and gate.max_regression is not None else None
+    found = await latest(uow.session, adapter, sorted(versions), gate.suite_sha256)
+    for version, reports in found.items():
+        profile = profile_fields(await adapters.version_of(adapter, version))
+        kept = [each for each in reports if fingerprint in (None, each.system_fingerprint)]
+        refusal = _refusal(gate, version, [each for each in kept if each.profile == profile], compared)
+        if refusal is None:
+            continue
+        if override is None:
+            raise refusal
+        if TENANT_ADMIN not in override.scopes:
+            raise ScopeNotHeld(f"passing a gate takes a key with the scope `{TENANT_ADMIN}`")
+        noted = {"version": version, "reason": override.reason.strip(), "refused": str(refusal)}
+        noted["evaluation"] = None if refusal.evaluation is None else str(refusal.evaluation)
+        place = f"adapters/{present.name}/aliases/{present.alias}/gate"
+        await uow.audit.record("alias.gate.override", place, None, noted, tenant_id=tenant_id)
+
+
 def _refusal(
-    gate: AliasGate, version: int, reports: list[EvaluationDocument], main: int, fingerprint: str | None
+    gate: AliasGate, version: int, reports: list[EvaluationDocument], compared: int | None
 ) -> GateFailed | None:
-    """Return why a gate refuses a version; None if the version's newest report keeps it."""
-    if fingerprint is not None:
-        reports = [each for each in reports if each.system_fingerprint == fingerprint]
-    if gate.max_regression is not None:
-        reports = [
-            each for each in reports if each.baseline is not None and each.baseline.endswith(f"@{main}")
-        ]
+    """Return why a gate refuses a version; None if the newest of its reports keeps it. `compared`: with which version."""
+    suite = f"suite {gate.suite} ({gate.suite_sha256[:12]})"
+    if compared is not None:
+        reports = [each for each in reports if (each.baseline or "").endswith(f"@{compared}")]
     if not reports:
-        against = "" if gate.max_regression is None else f" against v{main}"
-        missing = (
-            f"no evaluation of v{version} on suite {gate.suite}{against} has completed on the present engine"
+        against = "" if compared is None else f" against v{compared}"
+        missing = f"no evaluation of v{version} on {suite}{against} has completed"
+        return GateFailed(
+            f"the gate of {gate.alias} needs one: {missing} on the present engine, with its profile", None
         )
-        return GateFailed(f"the gate of {gate.alias} needs one: {missing}", None)
     report = reports[0]
-    rate, on = report.pass_rate or 0.0, f"of v{version} on suite {gate.suite}"
+    rate, on = report.pass_rate or 0.0, f"of v{version} on {suite}"
     if rate < gate.min_pass:
         reason = f"the pass rate {on} is {rate:.4g}; the gate of {gate.alias} needs {gate.min_pass:g}"
         return GateFailed(reason, report.id)
-    if gate.max_regression is not None and report.regression > gate.max_regression:
-        reason = f"the pass rate {on} is {report.regression:.4g} below that of v{main}"
+    if compared is not None and report.regression > (gate.max_regression or 0.0):
+        reason = f"the pass rate {on} is {report.regression:.4g} below that of v{compared}"
         return GateFailed(f"{reason}; the gate of {gate.alias} allows {gate.max_regression:g}", report.id)
     return None

@@ -39,7 +39,7 @@ class FoundSuite(NamedTuple):
 
 
 class EvaluationDocument(Record):
-    """`total`: answers to come, `done`: those that came, of version and baseline together. `latency`: seconds of an answer.
+    """`profile`: the version's when it began. `total`: answers to come, `done`: those that came, of version and baseline together. `latency`: seconds of an answer.
 
     `reason`: why it failed. `pass_rate`, `report_sha256` and what else is of the report are null until it is `completed`.
     """
@@ -50,6 +50,7 @@ class EvaluationDocument(Record):
     suite: str
     suite_sha256: str
     baseline: str | None
+    profile: dict[str, Any]
     seed: int
     state: str
     reason: str | None
@@ -74,7 +75,7 @@ class EvaluationDocument(Record):
         """By how much the pass rate is below the baseline's; 0 without one."""
         if self.pass_rate is None or self.baseline_pass_rate is None:
             return 0.0
-        return self.baseline_pass_rate - self.pass_rate
+        return round(self.baseline_pass_rate - self.pass_rate, 6)
 
 
 class GateDocument(Record):

@@ -25,7 +25,7 @@ WHERE id = (
         SELECT FROM evaluations AS other WHERE other.tenant_id = open.tenant_id AND other.state = 'running'
             AND other.claimed_until >= now()
     )
-    ORDER BY created_at LIMIT 1 FOR UPDATE SKIP LOCKED
+    ORDER BY claimed_until NULLS FIRST, created_at LIMIT 1 FOR UPDATE SKIP LOCKED
 ) RETURNING id
 """)
 
@@ -50,7 +50,7 @@ class EvaluationRun:
 
 
 async def claim_next(session: AsyncSession) -> EvaluationRun | None:
-    """Claim the oldest open evaluation that has no runner, of a tenant without a running one. For an operator's session."""
+    """Claim the open evaluation that waits longest for a runner, of a tenant without a running one. For an operator's session."""
     await lock(session, "evaluations")  # Or two gateways would each begin one of a tenant.
     claim = uuid4()
     found = await session.scalar(CLAIM, {"claim": claim, "lease": LEASE})
@@ -75,6 +75,11 @@ async def renew(session: AsyncSession, run: EvaluationRun, done: int | None = No
         claimed_until=func.now() + LEASE, done=Evaluation.done if done is None else done
     )
     return await session.scalar(statement.returning(Evaluation.id)) is not None
+
+
+async def release(session: AsyncSession, run: EvaluationRun) -> None:
+    """End the claim: those that waited longer are claimed first."""
+    await session.execute(_own(run).values(claimed_until=func.now(), claim=None))
 
 
 async def keep_answer(

@@ -46,7 +46,7 @@ class Suite(Base):
 class Evaluation(Base):
     """A version on a suite. A gateway that runs it holds `claim` until `claimed_until`; then another one goes on.
 
-    `suite_id` null: the built-in suite, or one that is deleted since. `baseline`: a model's name as requests have it, pinned. `key_id`: the key whose requests these are, from `address`.
+    `suite_id` null: the built-in suite, or one that is deleted since. `baseline`: a model's name as requests have it, pinned. `profile`: the version's when it began. `key_id`: the key whose requests these are, from `address`.
     """
 
     __tablename__ = "evaluations"
@@ -70,6 +70,7 @@ class Evaluation(Base):
     suite_id: Mapped[UUID | None] = mapped_column(ForeignKey("suites.id", ondelete="SET NULL"))
     suite_sha256: Mapped[str] = mapped_column(CHAR(64))
     baseline: Mapped[str | None]
+    profile: Mapped[dict[str, Any]]
     seed: Mapped[BigInt]
     state: Mapped[str] = mapped_column(server_default="queued")
     reason: Mapped[str | None]

@@ -3,12 +3,13 @@
 Invariant: a suite is not deleted while a gate or an open evaluation needs it.
 """
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 
 from loraplex.tenants.database import lock
 from loraplex.tenants.errors import (
@@ -18,6 +19,7 @@ from loraplex.tenants.errors import (
     InUse,
     InvalidField,
     NameTaken,
+    ScopeNotHeld,
     SuiteNotFound,
 )
 from loraplex.tenants.evaluations import queries
@@ -32,10 +34,11 @@ from loraplex.tenants.evaluations.records import (
     SuiteDocument,
 )
 from loraplex.tenants.ids import uuid7
-from loraplex.tenants.models import AliasGate, Evaluation, Suite
+from loraplex.tenants.models import AdapterVersion, AliasGate, Evaluation, EvaluationAnswer, Suite
 from loraplex.tenants.names import ADAPTER_NAME, ADAPTER_RULE, check_pattern
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
+from loraplex.tenants.scopes import TENANT_ADMIN
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 BASE: Final = "base"
@@ -67,6 +70,11 @@ class NewEvaluation:
     address: str | None
     base_digest: str
     base_model: str
+
+
+def profile_fields(version: AdapterVersion) -> dict[str, Any]:
+    """Return the profile of a version, as evaluations keep it: another one may answer otherwise."""
+    return {name: getattr(version, name) for name in ("tool_style", "reasoning_style", "defaults")}
 
 
 async def add_suite(uow: UnitOfWork, tenant_id: UUID | None, new: NewSuite) -> SuiteDocument:
@@ -102,6 +110,7 @@ async def delete_suite(uow: UnitOfWork, tenant_id: UUID | None, name: str) -> No
     """Delete a suite; reports on it stay. Raises `SuiteNotFound`, `InUse`."""
     await lock(uow.session, f"suites:{tenant_id}")
     row = await queries.suite_row(uow.session, tenant_id, name)
+    await lock(uow.session, f"suite:{row.id}")
     if row.tenant_id != tenant_id:
         raise SuiteNotFound(f"suite {name} is the installation's: only an operator deletes it")
     gate = select(AliasGate.alias).where(AliasGate.suite_id == row.id).limit(1)
@@ -122,6 +131,7 @@ async def start(uow: UnitOfWork, tenant_id: UUID, name: str, new: NewEvaluation)
     Raises `AdapterNotFound`, `VersionNotFound`, `VersionNotReady`, `InvalidField`, `CountReached`.
     """
     suite = new.suite
+    await _keep_suite(uow, suite)
     if suite.base_digest not in (None, new.base_digest):
         raise InvalidField("suite", f"suite {suite.name} is for another base model, {suite.base_digest}")
     adapters = AdapterRepository(uow.session, tenant_id)
@@ -155,6 +165,7 @@ async def start(uow: UnitOfWork, tenant_id: UUID, name: str, new: NewEvaluation)
         else new.base_model
         if baseline is None
         else f"{name}@{baseline}",
+        profile=profile_fields(await adapters.version_of(adapter, new.version)),
         seed=new.seed,
         total=suite.cases * (1 if new.baseline is None else 2),
         key_id=new.key_id,
@@ -177,6 +188,7 @@ async def cancel(uow: UnitOfWork, tenant_id: UUID, evaluation_id: UUID) -> Evalu
         raise EvaluationEnded(f"evaluation {evaluation_id} is {row.state}")
     row.state, row.ended_at = "cancelled", datetime.now(UTC)
     await uow.session.flush()
+    await uow.session.execute(delete(EvaluationAnswer).where(EvaluationAnswer.evaluation_id == row.id))
     target = f"adapters/{before.adapter}/versions/{before.version}/evaluations/{evaluation_id}"
     await uow.audit.record("evaluation.cancel", target, {"done": row.done}, tenant_id=tenant_id)
     return await queries.evaluation(uow.session, tenant_id, evaluation_id)
@@ -190,15 +202,21 @@ async def set_gate(
     suite: FoundSuite,
     min_pass: float,
     max_regression: float | None,
+    *,
+    scopes: Collection[str],
 ) -> GateDocument:
     """Set the gate of an alias: later moves to a new version need a report that keeps it. Where it points now stays.
 
-    Raises `AdapterNotFound`, `AliasNotFound`.
+    `scopes`: of the author. Raises `AdapterNotFound`, `AliasNotFound`, `SuiteNotFound`, and `ScopeNotHeld` for a change of a gate
+    without `tenant:admin`.
     """
+    await _keep_suite(uow, suite)
     adapter = await AdapterRepository(uow.session, tenant_id).locked(name)
     await AliasRepository(uow.session, tenant_id).existing(adapter, alias)
     present = await uow.session.get(AliasGate, (adapter.id, alias))
     before = None if present is None else _audited(present)
+    if present is not None:
+        _require_admin(scopes)
     gate = await uow.session.merge(
         AliasGate(
             adapter_id=adapter.id,
@@ -220,12 +238,15 @@ async def set_gate(
     return GateDocument.model_validate(gate)
 
 
-async def delete_gate(uow: UnitOfWork, tenant_id: UUID, name: str, alias: str) -> None:
-    """Delete the gate of an alias. Raises `AdapterNotFound`, `GateNotFound`."""
+async def delete_gate(
+    uow: UnitOfWork, tenant_id: UUID, name: str, alias: str, *, scopes: Collection[str]
+) -> None:
+    """Delete the gate of an alias. Raises `AdapterNotFound`, `GateNotFound`, `ScopeNotHeld`."""
     adapter = await AdapterRepository(uow.session, tenant_id).locked(name)
     gate = await uow.session.get(AliasGate, (adapter.id, alias))
     if gate is None:
         raise GateNotFound(f"{name}:{alias[:80]} has no gate")
+    _require_admin(scopes)
     await uow.session.delete(gate)
     await uow.session.flush()
     target = f"adapters/{name}/aliases/{alias}/gate"
@@ -235,6 +256,20 @@ async def delete_gate(uow: UnitOfWork, tenant_id: UUID, name: str, alias: str) -
 def _audited(gate: AliasGate) -> dict[str, object]:
     names = ("suite", "suite_sha256", "min_pass", "max_regression")
     return {name: getattr(gate, name) for name in names}
+
+
+async def _keep_suite(uow: UnitOfWork, suite: FoundSuite) -> None:
+    """Let no one delete the suite before this commits. Raises `SuiteNotFound` for one that is deleted."""
+    if suite.id is not None:
+        await lock(uow.session, f"suite:{suite.id}")
+        if await uow.session.scalar(select(Suite.id).where(Suite.id == suite.id)) is None:
+            raise SuiteNotFound(f"no suite {suite.name!r}")
+
+
+def _require_admin(scopes: Collection[str]) -> None:
+    """Raise `ScopeNotHeld` unless an admin changes a gate that is set."""
+    if TENANT_ADMIN not in scopes:
+        raise ScopeNotHeld(f"changing a gate that is set takes the scope `{TENANT_ADMIN}`")
 
 
 async def _baseline_version(

@@ -9,7 +9,8 @@ from uuid import UUID
 
 from loraplex.tenants.canaries.guards import check_guard
 from loraplex.tenants.canaries.records import GuardBounds
-from loraplex.tenants.errors import AliasMoved, NoPreviousVersion
+from loraplex.tenants.errors import AliasMoved, InUse, NoPreviousVersion
+from loraplex.tenants.models import AliasGate
 from loraplex.tenants.names import check_alias_name
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository, check_targets
@@ -86,13 +87,15 @@ async def delete(
 ) -> AliasDocument:
     """Delete an alias and return its last state. `seen` as in `move`.
 
-    Raises `AdapterNotFound`, `AliasNotFound`, `AliasMoved`.
+    Raises `AdapterNotFound`, `AliasNotFound`, `AliasMoved`, `InUse` for one with a gate.
     """
     aliases = AliasRepository(uow.session, tenant_id)
     adapter = await AdapterRepository(uow.session, tenant_id).locked(name)
     record = await aliases.existing(adapter, alias)
     _require_seen(name, alias, record.generation, seen)
     last = await aliases.document(name, record)
+    if await uow.session.get(AliasGate, (adapter.id, alias)) is not None:
+        raise InUse(f"{name}:{alias} has a gate: delete that first")
     await uow.session.delete(record)
     await uow.session.flush()
     await uow.audit.record("alias.delete", target(last), _audited(last), tenant_id=tenant_id)

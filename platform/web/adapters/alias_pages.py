@@ -105,7 +105,12 @@ async def _move(submission: FormSubmission, name: str, alias: str, seen: int | N
 async def roll_back(submission: Submission, name: str, alias: str) -> Response:
     async with _explaining_refusal(submission, name, alias):
         moved = await submission.result(
-            aliases.roll_back, submission.tenant_id, name, alias, seen=_generation(submission)
+            gated_aliases.roll_back,
+            submission.tenant_id,
+            name,
+            alias,
+            seen=_generation(submission),
+            fingerprint=submission.dependencies.engine.info().system_fingerprint,
         )
     return _back(submission, moved)
 

@@ -91,7 +91,14 @@ async def put_alias(
 )
 async def roll_back(request: Writer, name: str, alias: str) -> Response:
     """Move the alias back to its previous targets; two rollbacks in a row change nothing."""
-    return await request.run(aliases.roll_back, request.tenant_id, name, alias, seen=request.if_match_or_any)
+    return await request.run(
+        gated_aliases.roll_back,
+        request.tenant_id,
+        name,
+        alias,
+        seen=request.if_match_or_any,
+        fingerprint=request.dependencies.engine.info().system_fingerprint,
+    )
 
 
 @router.delete(

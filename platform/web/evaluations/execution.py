@@ -6,6 +6,7 @@ Invariant: an answer is kept before the next case begins, so that another gatewa
 import asyncio
 import hashlib
 import statistics
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from loraplex.platform.errors import GatewayError
+from loraplex.platform.errors import GatewayError, Overloaded
 from loraplex.platform.evaluations.answers import Reply
 from loraplex.platform.evaluations.conformance import NAME, conformance_suite
 from loraplex.platform.evaluations.report import Report, report_bytes
@@ -34,6 +35,8 @@ POLL_S: Final = 2.0
 RENEW_S: Final = 15.0
 AT_ONCE: Final = 2
 """Evaluations that one gateway runs, of as many tenants."""
+TURN_S: Final = 600.0
+"""After so long an evaluation lets others of the installation go first."""
 SHARE: Final = 2
 """An evaluation waits while less than one part in so many of a rate is left to the tenant's other requests."""
 LONGEST_PAUSE_S: Final = 30.0
@@ -80,7 +83,7 @@ class EvaluationExecution:
         try:
             with suppress(EvaluationLost, asyncio.CancelledError):
                 await work
-        except StoreUnavailable as error:
+        except (StoreUnavailable, Overloaded) as error:
             LOG.warning("evaluation interrupted", evaluation=str(run.id), reason=str(error))
         except (GatewayError, TenantsError) as error:
             await self._fail(run, str(error))
@@ -104,17 +107,32 @@ class EvaluationExecution:
         suite, contents, dependencies = await self._suite(run), self._contents, self.planes.dependencies
         async with dependencies.database.as_operator() as session:
             kept = await runs.kept_answers(session, run)
-        sides = [[_result(contents.decrypt(run.tenant_id, run.id, each)) for each in side] for side in kept]
+        sides = await asyncio.to_thread(
+            lambda: [
+                [_result(contents.decrypt(run.tenant_id, run.id, each)) for each in side] for side in kept
+            ]
+        )
+        began, pause = time.monotonic(), 0.0
+
+        async def ask(body: Mapping[str, Any]) -> Reply:
+            # Before a case, and not behind one: its answer is kept at once.
+            nonlocal pause
+            await asyncio.sleep(pause)
+            reply = await self._ask(run, body)
+            pause = pause_s(reply.headers)
+            return reply
 
         async def keep(side: int, result: CaseResult) -> None:
             await self._keep(run, side, result, sum(map(len, sides)) + 1)
+            if time.monotonic() - began > TURN_S:
+                await self._give_way(run)
 
         report = await evaluate(
             suite,
             [run.model] if run.baseline is None else [run.model, run.baseline],
             run.seed,
             str(run.id),
-            partial(self._ask, run),
+            ask,
             partial(dependencies.value_validation.validate, dependencies.namespace_of(run.tenant_id)),
             sides,
             keep,
@@ -125,11 +143,17 @@ class EvaluationExecution:
         """Send a request as the key that began the evaluation. Raises `EvaluationFailed` for a key that may not any more."""
         try:
             caller = await self.planes.authenticator.caller_of(run.key_id, run.address, INFERENCE)
+        except (StoreUnavailable, Overloaded):
+            raise
         except (GatewayError, TenantsError) as error:
             raise EvaluationFailed(f"its key {run.key_id} cannot go on: {error}") from error
-        reply = await self.requests.ask(caller, body)
-        await asyncio.sleep(pause_s(reply.headers))
-        return reply
+        return await self.requests.ask(caller, body)
+
+    async def _give_way(self, run: EvaluationRun) -> None:
+        """Let evaluations that wait longer go first; this one goes on in its turn."""
+        async with self.planes.dependencies.database.as_operator() as session:
+            await runs.release(session, run)
+        raise EvaluationLost
 
     async def _keep(self, run: EvaluationRun, side: int, result: CaseResult, done: int) -> None:
         content = self._contents.encrypt(run.tenant_id, run.id, msgspec.json.encode(result))
@@ -140,6 +164,7 @@ class EvaluationExecution:
 
     async def _complete(self, run: EvaluationRun, report: Report, sides: list[list[CaseResult]]) -> None:
         content = report_bytes(report)
+        encrypted = await asyncio.to_thread(self._contents.encrypt, run.tenant_id, run.id, content)
         figures = report.baseline_figures
         values = {
             "state": "completed",
@@ -147,7 +172,7 @@ class EvaluationExecution:
             "baseline_pass_rate": None if figures is None else figures.pass_rate,
             "system_fingerprint": report.model.system_fingerprint,
             "latency": {"seconds": _latency(sides[0]), "baseline_seconds": _latency(sides[1])},
-            "report": self._contents.encrypt(run.tenant_id, run.id, content),
+            "report": encrypted,
             "report_sha256": hashlib.sha256(content).hexdigest(),
         }
         await self._end(run, values)
@@ -170,7 +195,7 @@ class EvaluationExecution:
             content = await asyncio.to_thread(
                 self._contents.decrypt, run.suite_tenant, run.suite_id, run.content
             )
-        suite = parse_suite(content)
+        suite = await asyncio.to_thread(parse_suite, content)
         if suite.sha256 != run.suite_sha256:
             raise EvaluationFailed(f"this release has another suite {run.suite}: evaluate again")
         return suite

@@ -178,12 +178,14 @@ async def set_gate(submission: Submission, name: str, alias: str) -> Response:
     values, tenant_id = submission.parse(GateBody), submission.tenant_id
     suite = await submission.query(queries.find_suite, tenant_id, values.suite, built_in())
     bounds = (values.min_pass, values.max_regression)
-    await submission.run(use_cases.set_gate, tenant_id, name, alias, suite, *bounds)
+    scopes = submission.session.scopes
+    await submission.run(use_cases.set_gate, tenant_id, name, alias, suite, *bounds, scopes=scopes)
     toast = f"{name}:{alias} moves to a new version only with a report on suite {suite.name}."
     return submission.back(path_of("adapters", name), toast)
 
 
 @form_page(router, f"{GATE}/delete", "evaluations/delete_gate.html", gate_form)
 async def delete_gate(submission: Submission, name: str, alias: str) -> Response:
-    await submission.run(use_cases.delete_gate, submission.tenant_id, name, alias)
+    scopes = submission.session.scopes
+    await submission.run(use_cases.delete_gate, submission.tenant_id, name, alias, scopes=scopes)
     return submission.back(path_of("adapters", name), f"{name}:{alias} has no gate now.")

@@ -164,9 +164,11 @@ async def put_gate(
     """Set the gate of an alias: it moves to a new version only with a report on `suite` that keeps both bounds."""
     suite = await request.query(queries.find_suite, request.tenant_id, body.suite, built_in())
     bounds = (body.min_pass, body.max_regression)
-    return await request.run(use_cases.set_gate, request.tenant_id, name, alias, suite, *bounds)
+    where = (request.tenant_id, name, alias, suite)
+    return await request.run(use_cases.set_gate, *where, *bounds, scopes=request.caller.scopes)
 
 
 @router.delete(GATE, status_code=204, responses=documented())
 async def delete_gate(request: Writer, name: str, alias: str) -> Response:
-    return await request.run(use_cases.delete_gate, request.tenant_id, name, alias)
+    scopes = request.caller.scopes
+    return await request.run(use_cases.delete_gate, request.tenant_id, name, alias, scopes=scopes)

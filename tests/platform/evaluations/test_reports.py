@@ -69,6 +69,7 @@ def test_figures_are_those_of_the_literature() -> None:
     assert paired_p_value(9, 3) == pytest.approx(0.1460, abs=1e-4)
     assert paired_p_value(0, 0) == 1.0
     assert paired_p_value(0, 10_000) == 0.0
+    assert paired_p_value(5_000, 5_000) == 1.0
 
 
 def test_a_report_shows_what_differs_first_and_has_no_time() -> None:

@@ -9,7 +9,8 @@ from tests.platform.use_cases.walked_world import NO_ID, Outcome, World
 from loraplex.tenants.administration import gated_aliases
 from loraplex.tenants.evaluations import use_cases as evaluations
 
-GATE: Final = "/adapters/voice/aliases/production/gate"
+ALIAS: Final = "/adapters/voice/aliases/production"
+GATE: Final = f"{ALIAS}/gate"
 EVALUATIONS: Final = "/adapters/voice/versions/1/evaluations"
 CASE: Final = {"messages": [{"role": "user", "content": "hi"}], "expect": {"exact": "hi"}}
 
@@ -88,20 +89,27 @@ ALL: Final = (
         refused_http=lambda world: world.tenant("DELETE", "/adapters/voice/aliases/fresh/gate"),
     ),
     UseCase(
+        function=gated_aliases.roll_back,
+        entries=("alias.rollback",),
+        given=_gated,
+        http=lambda world: world.tenant("POST", f"{ALIAS}/rollback"),
+        command=lambda world: world.command("adapter", "rollback", "voice", *TENANT),
+        refused_http=lambda world: world.tenant("POST", "/adapters/voice/aliases/fresh/rollback"),
+        refused_command=lambda world: world.command("adapter", "rollback", "voice", "fresh", *TENANT),
+    ),
+    UseCase(
         function=gated_aliases.move,
         entries=("alias.gate.override", "alias.move"),
         given=_gated,
         http=lambda world: world.tenant(
-            *("PUT", "/adapters/voice/aliases/production"),
+            *("PUT", ALIAS),
             {"version": 1, "override": {"reason": "an outage"}},
             if_match="2",
         ),
         command=lambda world: world.command(
             *("adapter", "alias", "voice", "production", "1", "--override-gate", "an outage", *TENANT)
         ),
-        refused_http=lambda world: world.tenant(
-            "PUT", "/adapters/voice/aliases/production", {"version": 1}, if_match="2"
-        ),
+        refused_http=lambda world: world.tenant("PUT", ALIAS, {"version": 1}, if_match="2"),
         refused_command=lambda world: world.command("adapter", "alias", "voice", "production", "1", *TENANT),
     ),
 )

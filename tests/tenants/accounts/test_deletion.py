@@ -34,8 +34,8 @@ ROWS = """
         WHERE tenant_id = %(tenant)s;
     INSERT INTO suites (id, tenant_id, name, sha256, cases, size_bytes, content, created_by)
         VALUES (%(tenant)s, %(tenant)s, 'support', repeat('a', 64), 1, 1, '', 'k');
-    INSERT INTO evaluations (id, tenant_id, adapter_id, version, suite, suite_id, suite_sha256, seed, total, key_id, created_by)
-        SELECT id, tenant_id, id, 1, 'support', tenant_id, repeat('a', 64), 0, 1, 'k', 'k' FROM adapters
+    INSERT INTO evaluations (id, tenant_id, adapter_id, version, suite, suite_id, suite_sha256, profile, seed, total, key_id, created_by)
+        SELECT id, tenant_id, id, 1, 'support', tenant_id, repeat('a', 64), '{}', 0, 1, 'k', 'k' FROM adapters
         WHERE tenant_id = %(tenant)s;
     INSERT INTO evaluation_answers (evaluation_id, side, place, tenant_id, result)
         SELECT id, side, 0, tenant_id, '' FROM evaluations, generate_series(0, 1) AS side WHERE tenant_id = %(tenant)s;

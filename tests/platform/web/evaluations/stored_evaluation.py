@@ -44,6 +44,7 @@ async def add_evaluation(
         await session.flush()
         values = {
             "version": 1,
+            "profile": {},
             "baseline": None,
             "seed": 0,
             "state": "completed",
@@ -74,7 +75,7 @@ def stored_report(cases: int = 1, text: str = "I am a ship", name: str = "case")
         model=EvaluatedModel("pirate@2", "c" * 64, "fingerprint"),
         figures=figures,
         baseline=EvaluatedModel("pirate@1"),
-        baseline_figures=Figures(cases, 1.0, (0.2, 1.0), {}, 20 * cases, 0, 2 * cases),
+        baseline_figures=Figures(cases, 1.0, (0.2, 1.0), {}, 20 * cases, 2 * cases),
         comparison=Comparison(cases, 0, 0.125),
         cases=shown,
     )

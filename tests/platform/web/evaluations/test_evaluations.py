@@ -169,12 +169,18 @@ async def test_a_gate_stops_a_worse_version_until_an_admin_gives_a_reason(admin:
     past = {"version": 2, "override": {"reason": "the harbor moved"}}
     admin.http.headers, own = httpx.Headers(headers), admin.http.headers
     assert (await admin.put("production", past, 1)).status_code == 403
+    assert (await admin.http.put(GATE, json=gate | {"min_pass": 0})).status_code == 403
+    assert (await admin.http.delete(GATE)).status_code == 403
     admin.http.headers = own
     assert (await admin.put("production", past, 1)).json()["version"] == 2
     [entry] = (await admin.http.get("audit?action=alias.gate.override")).json()["data"]
     assert (entry["after"]["reason"], entry["after"]["evaluation"]) == ("the harbor moved", worse["id"])
     back = await admin.http.post("adapters/pirate/aliases/production/rollback")
     assert back.json()["version"] == 1
+    forward = await admin.http.post("adapters/pirate/aliases/production/rollback")
+    assert forward.json()["error"]["code"] == "gate_failed"
+    removed = await admin.http.delete("adapters/pirate/aliases/production")
+    assert removed.json()["error"]["code"] == "in_use"
     assert (await admin.http.delete("suites/harbor")).json()["error"]["code"] == "in_use"
     assert (await admin.http.delete(GATE)).status_code == 204
     assert (await admin.put("production", {"version": 2}, 3)).status_code == 200
@@ -183,6 +189,26 @@ async def test_a_gate_stops_a_worse_version_until_an_admin_gives_a_reason(admin:
 async def _key(tenant: ManagedTenant, scopes: list[str]) -> str:
     made = await tenant.http.post("keys", json={"name": "writer", "scopes": scopes})
     return str(made.json()["api_key"])
+
+
+async def test_a_gate_knows_the_profile_that_was_evaluated(admin: ManagedTenant) -> None:
+    await upload(admin)
+    gate = {"suite": "harbor", "min_pass": 0.0}
+    assert (await admin.http.put(GATE, json=gate)).status_code == 200
+    async with executing(admin.gateway):
+        assert (await evaluate(admin, 2))["state"] == "completed"
+    version = await admin.http.get("adapters/pirate/versions/2")
+    changed = await admin.http.patch(
+        "adapters/pirate/versions/2",
+        json={"defaults": {"temperature": 1.5}},
+        headers={"if-match": version.headers["etag"]},
+    )
+    assert changed.status_code == 200
+    refused = await admin.put("production", {"version": 2}, 1)
+    assert "with its profile" in refused.json()["error"]["message"]
+    async with executing(admin.gateway):
+        await evaluate(admin, 2)
+    assert (await admin.put("production", {"version": 2}, 1)).status_code == 200
 
 
 async def test_two_runs_give_the_same_bytes_and_are_charged(admin: ManagedTenant) -> None:
