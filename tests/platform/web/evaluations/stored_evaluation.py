@@ -44,7 +44,7 @@ async def add_evaluation(
         await session.flush()
         values = {
             "version": 1,
-            "profile": {},
+            "profile": {"tool_style": None, "reasoning_style": None, "defaults": {}},
             "baseline": None,
             "seed": 0,
             "state": "completed",

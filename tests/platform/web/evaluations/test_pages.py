@@ -153,7 +153,7 @@ async def test_a_gate_refuses_a_release_until_an_admin_gives_a_reason(
         browser = await signed_in(role)
         refused = await browser.submit(MOVE, MOVE, split)
         page = Page(refused)
-        assert refused.status_code == 422 and "the gate needs 0.9" in page.find(".note.bad").text()
+        assert refused.status_code == 422 and "production needs 0.9" in page.find(".note.bad").text()
         assert page.find(".note.bad a").attributes["href"] == f"{PIRATE}/evaluations/{found}"
         assert ("reason" in page.form(MOVE)) is may and page.form(MOVE)["share-2"] == "5"
         assert ("takes the scope tenant:admin" in page.text) is not may
