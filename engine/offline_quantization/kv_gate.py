@@ -41,32 +41,34 @@ class KvQuality:
         return [*self.whole.violations(bounds), *late]
 
 
-def check_kv(config: EngineConfig, name: str, text: str | None, progress: Callable[[str], None]) -> KvQuality:
+def check_kv(
+    model: str,
+    name: str,
+    text: str | None,
+    progress: Callable[[str], None],
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    quantization: str = "none",
+) -> KvQuality:
     """Measure `name` on a text, by default one that the model writes. Raises `ModelError`."""
     if name not in KV_DTYPES or name == "auto":
         raise ModelError(f"`check_kv` must be {', '.join(set(KV_DTYPES) - {'auto'})}, got {name!r}")
-    progress(f"loading {config.model}")
-    model = load_model(config)
-    size = min(LONG_WINDOW, model.max_model_len)
+    progress(f"loading {model}")
+    # The scorers allocate the KV themselves.
+    cache = CacheConfig(num_blocks=1 << 20)
+    loaded = load_model(
+        EngineConfig(model=model, dtype=dtype, device=device, quantization=quantization, cache=cache)
+    )
+    size = min(LONG_WINDOW, loaded.max_model_len)
     if text is None:
         progress("writing a text for the quality gate")
-        part = window_size(model)
-        written = sample_text(model, -(-EVALUATED_TOKENS // part), part, seed=1)
+        part = window_size(loaded)
+        written = sample_text(loaded, -(-EVALUATED_TOKENS // part), part, seed=1)
         ids = [token for each in written for token in each][:EVALUATED_TOKENS]
     else:
-        ids = model.tokenizer.encode(text).ids[:EVALUATED_TOKENS]
+        ids = loaded.tokenizer.encode(text).ids[:EVALUATED_TOKENS]
     texts = [ids[start : start + size] for start in range(0, len(ids) - 1, size)]
     progress("judging")
-    own, other = (WindowScorer(model, size, kv_cache_dtype(each, model.dtype)) for each in ("auto", name))
-    whole, late = compare_scorers(own, other, texts, min(LATE, size * 3 // 4))
-    if late is None:
-        raise ModelError("the text has no late positions")
-    return KvQuality(whole, late)
-
-
-def kv_config(
-    model: str, dtype: str = "auto", device: str = "auto", quantization: str = "none"
-) -> EngineConfig:
-    """The configuration that a check loads a model with: its own scorers allocate the KV."""
-    cache = CacheConfig(num_blocks=1 << 20)
-    return EngineConfig(model=model, dtype=dtype, device=device, quantization=quantization, cache=cache)
+    own, other = (WindowScorer(loaded, size, kv_cache_dtype(each, loaded.dtype)) for each in ("auto", name))
+    return KvQuality(*compare_scorers(own, other, texts, min(LATE, size * 3 // 4)))

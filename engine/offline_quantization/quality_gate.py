@@ -84,11 +84,10 @@ def compare_models(base: LoadedModel, quantized: LoadedModel, texts: list[list[i
 
 
 def compare_scorers(
-    base: "WindowScorer", other: "WindowScorer", texts: list[list[int]], later: int | None = None
-) -> tuple[Quality, Quality | None]:
+    base: "WindowScorer", other: "WindowScorer", texts: list[list[int]], later: int = 0
+) -> tuple[Quality, Quality]:
     """Compare over all predictions, and over those after at least `later` tokens. Raises `ModelError` if they are too few."""
-    starts = [0] if later is None else [0, later]
-    totals = torch.zeros(len(starts), 5, dtype=torch.float64)
+    totals = torch.zeros(2, 5, dtype=torch.float64)
     for ids in texts:
         expected, actual = (each.log_probabilities(ids) for each in (base, other))
         targets = torch.tensor(ids[1:], device=expected.device).unsqueeze(1)
@@ -102,9 +101,8 @@ def compare_scorers(
                 F.kl_div(actual, expected, reduction="none", log_target=True).sum(1),
             )
         ).to("cpu", torch.float64)
-        totals += torch.stack([figures[:, start:].sum(1) for start in starts])
-    found = [_quality(each) for each in totals]
-    return found[0], found[1] if later is not None else None
+        totals += torch.stack([figures[:, start:].sum(1) for start in (0, later)])
+    return _quality(totals[0]), _quality(totals[1])
 
 
 def _quality(totals: torch.Tensor) -> Quality:

@@ -1,4 +1,4 @@
-"""The checks of a release: tokens and template, golden answers, conformance, load shapes, memory plan.
+"""The checks of a release: KV type, tokens and template, golden answers, conformance, load shapes, memory plan.
 
 Invariant: every check runs, whatever another finds, on the models that both sides serve; what cannot be measured fails.
 """
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import httpx
 
+from loraplex.engine.errors import EngineError
 from loraplex.platform.bench.client import Completion, CompletionRequest
 from loraplex.platform.bench.latency_metrics import latencies, percentile
 from loraplex.platform.bench.load import run_load
@@ -24,7 +25,7 @@ from loraplex.platform.evaluations.conformance import conformance_suite
 from loraplex.platform.evaluations.runner import asking
 from loraplex.platform.evaluations.suite import Case, Suite, read_suite
 from loraplex.platform.release_check.corpus import CONVERSATIONS, GOLDEN, PROMPTS
-from loraplex.platform.release_check.releases import BASE, Release
+from loraplex.platform.release_check.releases import BASE, Release, ReleaseSpec, open_release
 from loraplex.platform.startup_errors import StartError
 
 ANSWER_TOKENS: Final = 24
@@ -35,6 +36,8 @@ ROUND_REQUESTS: Final = 2
 SCALE: Final = 1 / 8
 """Lengths of the load shapes over those of `MIXES`."""
 
+LOADING: Final = ("dtype", "device", "quantization")
+"""Settings that a KV type is measured with."""
 VOCABULARIES_DIFFER: Final = "the vocabularies differ"
 
 
@@ -73,6 +76,9 @@ class Check:
         return f"{self.outcome} {self.name}:{figure} {self.detail}".rstrip()
 
 
+Measure = Callable[[], Awaitable[list[Check]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
     """OLD and NEW. `models`: the names of both by what each is. `quick`: conformance of the base model alone, half the lengths."""
@@ -91,11 +97,37 @@ class Pair:
         }
 
 
-async def run_checks(pair: Pair) -> AsyncIterator[Check]:
-    """Yield the result of each check as it ends."""
+async def run_checks(
+    old: ReleaseSpec, new: ReleaseSpec, bounds: Bounds, quick: bool, progress: Callable[[str], None]
+) -> AsyncIterator[Check]:
+    """Serve both sides, and yield the result of each check as it ends. Raises `StartError`, `EngineError`."""
+    kv = new.settings.get("kv_cache_dtype", "auto")
+    if kv not in ("auto", old.settings.get("kv_cache_dtype")) and new.key_file is None:
+        # Before the servers, whose models would leave no memory for a third one.
+        for check in await _measured(f"kv {kv}", partial(asyncio.to_thread, kv_check, new, kv, progress)):
+            yield check
+    async with open_release(old) as one, open_release(new) as other:
+        differ = False
+        for name, measure in _steps(Pair(one, other, bounds, quick)):
+            if differ and name.startswith("answers"):
+                yield Check(name, None, 0, VOCABULARIES_DIFFER)
+                continue
+            for check in await _measured(name, measure):
+                differ = differ or VOCABULARIES_DIFFER in check.detail
+                yield check
+
+
+async def _measured(name: str, measure: Measure) -> list[Check]:
+    try:
+        return await measure()
+    except (StartError, EngineError, GatewayError, httpx.HTTPError) as error:
+        return [Check(name, math.inf, 0, str(error) or type(error).__name__)]
+
+
+def _steps(pair: Pair) -> list[tuple[str, Measure]]:
     suite = read_suite(conformance_suite())
     scale = SCALE / 2 if pair.quick else SCALE
-    steps: list[tuple[str, Callable[[], Awaitable[list[Check]]]]] = [
+    return [
         ("adapters", partial(_adapters, pair)),
         ("tokenization", partial(_tokenization, pair)),
         ("template", partial(_template, pair)),
@@ -108,18 +140,20 @@ async def run_checks(pair: Pair) -> AsyncIterator[Check]:
         *((f"load {name}", partial(_load, pair, name, mix.scaled(scale))) for name, mix in MIXES.items()),
         ("memory plan", partial(memory_check, pair)),
     ]
-    differ = False
-    for name, measure in steps:
-        if differ and name.startswith("answers"):
-            yield Check(name, None, 0, VOCABULARIES_DIFFER)
-            continue
-        try:
-            found = await measure()
-        except (StartError, GatewayError, httpx.HTTPError) as error:
-            found = [Check(name, math.inf, 0, str(error) or type(error).__name__)]
-        for check in found:
-            differ = differ or VOCABULARIES_DIFFER in check.detail
-            yield check
+
+
+def kv_check(spec: ReleaseSpec, kv: str, progress: Callable[[str], None]) -> list[Check]:
+    """The quality gate of a KV type, with the quantization that is served. Raises `ModelError`, `StartError`."""
+    # Imported here: `--help` needs no torch.
+    from loraplex.engine.offline_quantization.kv_gate import KV_BOUNDS, check_kv
+
+    given = {name: spec.settings[name] for name in LOADING if name in spec.settings}
+    measured = check_kv(spec.model, kv, None, progress, **given)
+    figures = "; ".join(
+        f"{where}: perplexity {each.perplexity_ratio:.3f} x, top-1 {each.top1_agreement:.3f}, KL {each.kl:.4f}"
+        for where, each in (("all", measured.whole), ("late positions", measured.late))
+    )
+    return [Check(f"kv {kv}", len(measured.violations(KV_BOUNDS)), 0, f"figures out of bounds; {figures}")]
 
 
 async def _adapters(pair: Pair) -> list[Check]:

@@ -12,7 +12,6 @@ from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
 from loraplex.platform.bench.fixtures import write_random_adapter
 from loraplex.platform.cli.main import main
-from loraplex.platform.cli.release import kv_check
 from loraplex.platform.release_check import checks
 from loraplex.platform.release_check.releases import parse_spec
 from loraplex.platform.startup_errors import SettingsError
@@ -48,7 +47,10 @@ def test_short_names_are_settings() -> None:
 
 
 def test_a_kv_type_passes_its_quality_gate(tiny_model: Path) -> None:
-    found = kv_check(parse_spec(f"{tiny_model},kv=fp8,dtype=float32"), "fp8")
+    said: list[str] = []
+    spec = parse_spec(f"{tiny_model},kv=fp8,dtype=float32")
+    [found] = checks.kv_check(spec, "fp8", said.append)
+    assert said[-1] == "judging"
     assert found.outcome == "pass" and "late positions: perplexity 1.0" in found.detail
 
 
