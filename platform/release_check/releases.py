@@ -97,8 +97,12 @@ class Release:
 
     def client(self) -> httpx.AsyncClient:
         """A client of `/v1`."""
-        headers = {"authorization": f"Bearer {self.api_key}"}
-        return httpx.AsyncClient(base_url=f"{self.base_url}/v1/", headers=headers, timeout=HTTP_S)
+        return _client(self.base_url, self.api_key)
+
+
+def _client(base_url: str, api_key: str) -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {api_key}"}
+    return httpx.AsyncClient(base_url=f"{base_url}/v1/", headers=headers, timeout=HTTP_S)
 
 
 @asynccontextmanager
@@ -107,7 +111,8 @@ async def open_release(spec: ReleaseSpec) -> AsyncIterator[Release]:
     if spec.key_file is not None:
         with spec.key_file.open() as file:
             key = file.read(MAX_KEY_BYTES).strip()
-        yield await _described(spec.place.rstrip("/"), key)
+        url = spec.place.rstrip("/")
+        yield Release(url, key, await _models(url, key), {}, None)
         return
     with TemporaryDirectory(prefix="loraplex-release-") as folder:
         model = (
@@ -122,7 +127,8 @@ async def open_release(spec: ReleaseSpec) -> AsyncIterator[Release]:
                         await fixtures.push_folders(tenant, [adapter])
                     except AdapterRejected as error:
                         refused[adapter.name] = str(error)
-            yield await _described(server.base_url, tenant.api_key, refused, await server.plan())
+            url, key = server.base_url, tenant.api_key
+            yield Release(url, key, await _models(url, key), refused, await server.plan())
 
 
 def _with_template(model: Path, template: Path, folder: str) -> str:
@@ -137,17 +143,10 @@ def _with_template(model: Path, template: Path, folder: str) -> str:
     return folder
 
 
-async def _described(
-    base_url: str,
-    api_key: str,
-    refused: Mapping[str, str] | None = None,
-    plan: Mapping[str, Any] | None = None,
-) -> Release:
-    release = Release(base_url, api_key, {}, refused or {}, plan)
-    async with release.client() as client:
+async def _models(base_url: str, api_key: str) -> dict[str, str]:
+    """Raises `BenchFailed`."""
+    async with _client(base_url, api_key) as client:
         response = await client.get("models")
     if response.status_code != httpx.codes.OK:
         raise BenchFailed(f"GET {base_url}/v1/models: HTTP {response.status_code}: {response.text[:500]}")
-    cards = response.json()["data"]
-    models = {card["id"] if card["parent"] else BASE: card["id"] for card in cards}
-    return Release(base_url, api_key, models, refused or {}, plan)
+    return {card["id"] if card["parent"] else BASE: card["id"] for card in response.json()["data"]}
