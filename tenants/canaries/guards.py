@@ -3,6 +3,7 @@
 Invariant: a request is counted once, in the first count after it was settled, which is at least `SETTLED` old by then.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final, NamedTuple
@@ -12,7 +13,7 @@ from sqlalchemy import func, select, text, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.canaries.records import BOUNDS, GuardBounds, GuardCounts, GuardDocument
+from loraplex.tenants.canaries.records import BOUNDS, GuardBounds, GuardDocument
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.models import AdapterAlias, AliasGuard
@@ -89,7 +90,6 @@ class GuardRepository:
     async def set(self, place: GuardedAlias, bounds: GuardBounds, targets: Mapping[int, int]) -> None:
         """Set the guard of a generation that begins now, as `check_guard` has returned it."""
         canary = next(version for version in targets if version != bounds.baseline)
-        keys = {"tenant_id": place.tenant_id, "adapter_id": place.adapter_id, "alias": place.alias}
         begun = {
             **bounds.model_dump(),
             "generation": place.generation,
@@ -99,7 +99,7 @@ class GuardRepository:
             "counted_until": func.now(),
             "counts": {},
         }
-        statement = insert(AliasGuard).values(**keys, **begun)
+        statement = insert(AliasGuard).values({**place._asdict(), **begun})
         await self._session.execute(statement.on_conflict_do_update(constraint="pk_alias_guards", set_=begun))
 
     async def of(self, aliases: Sequence[AdapterAlias]) -> dict[str, GuardDocument]:
@@ -126,9 +126,7 @@ class GuardRepository:
         until = min(now - SETTLED, guard.counted_until + LONGEST)
         if until > guard.counted_until:
             values = {
-                "tenant_id": place.tenant_id,
-                "adapter_id": place.adapter_id,
-                "alias": place.alias,
+                **place._asdict(),
                 "canary": guard.canary,
                 "baseline": guard.baseline,
                 "ratio": guard.max_ttft_ratio or 1.0,
@@ -138,7 +136,7 @@ class GuardRepository:
                 "first_id": uuid7_from(guard.began_at - SKEW),
             }
             row = (await self._session.execute(COUNT, values)).one()
-            counts = GuardCounts(**guard.counts) + GuardCounts(**row._mapping)
-            guard.counts, guard.counted_until = counts.model_dump(), until
+            guard.counts = dict(Counter(guard.counts) + Counter(row._asdict()))
+            guard.counted_until = until
             await self._session.flush()
         return GuardDocument.model_validate(guard)

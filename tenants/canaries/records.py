@@ -43,11 +43,6 @@ class GuardCounts(Record):
     ttft_pairs: int = 0
     ttft_slower: int = 0
 
-    def __add__(self, other: "GuardCounts") -> "GuardCounts":
-        return GuardCounts(
-            **{name: getattr(self, name) + getattr(other, name) for name in GuardCounts.model_fields}
-        )
-
 
 class GuardDocument(GuardBounds):
     """The guard of an alias's present split. `counts`: of what was settled until `counted_until`."""

@@ -1,6 +1,7 @@
 """Simulated releases: requests drawn by weight and judged as a guard judges them, at every look."""
 
 import math
+from collections import Counter
 from datetime import UTC, datetime
 
 import numpy as np
@@ -37,10 +38,11 @@ def release(
         began_at=datetime.now(UTC),
         counted_until=datetime.now(UTC),
     )
+    counts = Counter[str]()
     for _ in range(looks):
         of_canary = int(random.binomial(requests, WEIGHT / 100))
         failed = int(random.binomial(of_canary, failing[1]))
-        more = GuardCounts(
+        more = Counter(
             canary_requests=of_canary,
             canary_failed=failed,
             canary_answered=of_canary - failed,
@@ -50,7 +52,8 @@ def release(
             ttft_pairs=of_canary,
             ttft_slower=int(random.binomial(of_canary, 0.5)),
         )
-        guard = guard.model_copy(update={"counts": guard.counts + more})
+        counts += more
+        guard = guard.model_copy(update={"counts": GuardCounts(**counts)})
         if guard.broken is not None:
             return guard.counts.canary_requests
     return math.inf
