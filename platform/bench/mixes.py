@@ -6,7 +6,7 @@ Invariant: a request is a function of mix, seed and index. Its length is drawn a
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from loraplex.platform.bench.structured_output import TWELVE_FIELDS, request_tools
@@ -27,9 +27,8 @@ class Mix:
 
     def scaled(self, share: float) -> "Mix":
         """The same mix with lengths of this share."""
-        return Mix(
-            max(8, round(self.prompt * share)), max(8, round(self.response * share)), self.shared, self.tools
-        )
+        prompt, response = (max(8, round(each * share)) for each in (self.prompt, self.response))
+        return replace(self, prompt=prompt, response=response)
 
     def draw(self, seed: int, index: int, adapter: int) -> tuple[str, int]:
         """The text of a request, in words of about a token, and the number of tokens of its response."""

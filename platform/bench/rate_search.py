@@ -21,7 +21,7 @@ from loraplex.platform.bench.report import BenchFailed, Case, Report
 from loraplex.platform.bench.serve import ServerUnderLoad, ServeShape
 from loraplex.platform.startup_errors import SettingsError
 
-METRICS: Final = ("ttft", "tpot", "itl", "e2e")
+METRICS: Final = ("ttft", "tpot", "itl", "e2el")
 PRECISION = 1.06
 """The lowest rate that breaks is at most this many times the highest one that holds."""
 MIN_RATE, MAX_RATE = 1 / 64, 4096.0
@@ -52,11 +52,11 @@ class Objective:
 
     def values(self, completion: Completion) -> list[float]:
         """The metric of one response, in seconds."""
-        return latencies([completion])["e2el" if self.metric == "e2e" else self.metric]
+        return latencies([completion])[self.metric]
 
     def counts(self, phase: str) -> bool:
         """Whether a phase of a request is part of the metric."""
-        return self.metric == "e2e" or (phase in AFTER_FIRST_TOKEN) != (self.metric == "ttft")
+        return self.metric == "e2el" or (phase in AFTER_FIRST_TOKEN) != (self.metric == "ttft")
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def test_the_rate_that_holds_and_what_it_costs(
         "--out",
         str(tmp_path / "out"),
     ]
-    search = ["--slo", "ttft_p95=60s,e2e_p50=30s", "--find-rate", "--rate", "32", "--num-requests", "8"]
+    search = ["--slo", "ttft_p95=60s,e2el_p50=30s", "--find-rate", "--rate", "32", "--num-requests", "8"]
     *probes, found, _, _, _, _, _, cost = run(
         "serve", *server, *search, "--price-per-hour", "3.6", "--output-len", "12", "--input-len", "20"
     )

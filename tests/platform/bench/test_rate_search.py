@@ -46,7 +46,7 @@ async def test_a_server_that_never_breaks_ends_the_search() -> None:
 
 
 def test_objectives_are_parsed_to_seconds() -> None:
-    assert parse_slo("ttft_p95=500ms, e2e_p50=2.5s") == (TTFT, Objective("e2e", 50, 2.5))
+    assert parse_slo("ttft_p95=500ms, e2el_p50=2.5s") == (TTFT, Objective("e2el", 50, 2.5))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_wrong_objective_is_named(text: str) -> None:
 
 
 def test_a_phase_counts_for_the_metrics_that_contain_it() -> None:
-    for metric, counted in (("ttft", {"queue"}), ("itl", {"decode"}), ("e2e", {"queue", "decode"})):
+    for metric, counted in (("ttft", {"queue"}), ("itl", {"decode"}), ("e2el", {"queue", "decode"})):
         objective = Objective(metric, 95, 1.0)
         assert {phase for phase in ("queue", "decode") if objective.counts(phase)} == counted
 
