@@ -32,7 +32,7 @@ from loraplex.platform.datastores.connections import (
 )
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.evaluations.recording import RecordingWriter
-from loraplex.platform.evaluations.suite_check import SuiteChecks, suite_check_task
+from loraplex.platform.evaluations.suite_check import SuiteChecks
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -240,7 +240,7 @@ async def _open_dependencies(
         request_analysis=analysis,
         compile_checks=compile_checks,
         value_validation=ValueValidation(pool, value_validation_task(foreign_environment())),
-        suite_checks=SuiteChecks(pool, suite_check_task(foreign_environment())),
+        suite_checks=SuiteChecks(pool, foreign_environment()),
         admission_controller=admissions,
         policy_publisher=admissions,
         currency_of=partial(_currency_of, resources.prices),

@@ -31,7 +31,7 @@ from tests.tenants.people.people_world import (
 )
 
 from loraplex.engine.fake_engine import FakeEngine
-from loraplex.platform.evaluations.suite_check import SuiteChecks, suite_check_task
+from loraplex.platform.evaluations.suite_check import SuiteChecks
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -189,7 +189,7 @@ async def console(
             request_analysis=RequestAnalysis(pool, request_analysis_task(setup, os.environ)),
             compile_checks=FakeCompileChecks(),
             value_validation=ValueValidation(pool, value_validation_task(os.environ)),
-            suite_checks=SuiteChecks(pool, suite_check_task(os.environ)),
+            suite_checks=SuiteChecks(pool, os.environ),
             admission_controller=admissions,
             policy_publisher=admissions,
             namespace_of=namespace_of,

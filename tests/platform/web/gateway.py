@@ -26,7 +26,7 @@ from loraplex.engine.client import EngineClient
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.engines.poison_memory import PoisonMemory
-from loraplex.platform.evaluations.suite_check import SuiteChecks, suite_check_task
+from loraplex.platform.evaluations.suite_check import SuiteChecks
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -204,7 +204,7 @@ async def start_gateway(
                 request_analysis=RequestAnalysis(pool, request_analysis_task(setup, os.environ)),
                 compile_checks=compile_checks,
                 value_validation=ValueValidation(pool, value_validation_task(os.environ)),
-                suite_checks=SuiteChecks(pool, suite_check_task(os.environ)),
+                suite_checks=SuiteChecks(pool, os.environ),
                 admission_controller=admissions,
                 policy_publisher=admissions,
                 namespace_of=namespace_of,
