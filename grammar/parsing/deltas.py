@@ -3,8 +3,9 @@
 Invariant: joined, the deltas of one text are the same however the text was split.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 EngineReason: TypeAlias = Literal["stop", "length"]
 AnswerReason: TypeAlias = Literal["stop", "length", "tool_calls"]
@@ -44,6 +45,33 @@ class ArgumentsDelta:
 
 
 OutputDelta: TypeAlias = ReasoningDelta | ContentDelta | ToolCallStart | ArgumentsDelta
+
+
+class JoinedOutput(NamedTuple):
+    """The text of a choice: its thought, its content, and each call with its arguments."""
+
+    thought: str
+    content: str
+    calls: list[tuple[ToolCallStart, str]]
+
+
+def join_deltas(deltas: Iterable[OutputDelta]) -> JoinedOutput:
+    """Join the deltas of one choice."""
+    thought: list[str] = []
+    content: list[str] = []
+    calls: list[tuple[ToolCallStart, list[str]]] = []
+    for delta in deltas:
+        match delta:
+            case ContentDelta(text):
+                content.append(text)
+            case ReasoningDelta(text):
+                thought.append(text)
+            case ToolCallStart():
+                calls.append((delta, []))
+            case ArgumentsDelta(index, text):
+                calls[index][1].append(text)
+    written = [(start, "".join(arguments)) for start, arguments in calls]
+    return JoinedOutput("".join(thought), "".join(content), written)
 
 
 class OutputParser(Protocol):

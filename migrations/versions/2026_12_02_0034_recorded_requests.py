@@ -25,8 +25,6 @@ CREATE TABLE recorded_requests (
     id uuid NOT NULL,
     tenant_id uuid NOT NULL,
     adapter text,
-    version integer,
-    digest text,
     base_digest text NOT NULL,
     content bytea NOT NULL,
     created_at timestamptz NOT NULL,

@@ -33,7 +33,6 @@ class Recording(msgspec.Struct, frozen=True):
     """
 
     request: msgspec.Raw
-    stream: bool
     repeatable: bool
     answer: Answer
 

@@ -7,6 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -16,7 +17,7 @@ import structlog
 from loraplex.platform.evaluations.recorded_suite import Recording
 from loraplex.tenants.database import Database
 from loraplex.tenants.evaluations.encrypted_contents import EncryptedContents
-from loraplex.tenants.models import RecordedRequest
+from loraplex.tenants.recordings.records import NewRecording
 from loraplex.tenants.recordings.use_cases import keep, recording_tenants
 from loraplex.tenants.repetition import attempt, repeat
 
@@ -31,9 +32,13 @@ LOG: Final = structlog.get_logger("loraplex.recording")
 
 
 class EndedRequest(NamedTuple):
-    """A request to record. `row` lacks its content, which `read` parses; `size`: the bytes that are held for it."""
+    """A request to record. `adapter` None: of the base model. `size`: the bytes that are held for what `read` parses."""
 
-    row: RecordedRequest
+    id: UUID
+    tenant_id: UUID
+    adapter: str | None
+    base_digest: str
+    created_at: datetime
     size: int
     read: Callable[[], Recording]
 
@@ -75,20 +80,20 @@ class RecordingWriter:
             self.queue.percents = await recording_tenants(session)
         ended, self.queue.ended = self.queue.ended, []
         for each in ended:
-            self.queue.held[each.row.tenant_id] -= each.size
+            self.queue.held[each.tenant_id] -= each.size
         self.queue.held = +self.queue.held
-        for tenant_id in {each.row.tenant_id for each in ended}:
-            own = [each for each in ended if each.row.tenant_id == tenant_id]
+        for tenant_id in {each.tenant_id for each in ended}:
+            own = [each for each in ended if each.tenant_id == tenant_id]
             await attempt(LOG, self._write(tenant_id, own), "recordings lost", tenant_id=str(tenant_id))
         if self.queue.missed:
             LOG.warning("requests not recorded", **self.queue.missed)
             self.queue.missed.clear()
 
     async def _write(self, tenant_id: UUID, ended: Sequence[EndedRequest]) -> None:
-        await asyncio.to_thread(self._encrypt, ended)
+        recordings = await asyncio.to_thread(lambda: [self._encrypted(each) for each in ended])
         async with self.database.as_operator() as session:
-            await keep(session, tenant_id, [each.row for each in ended])
+            await keep(session, tenant_id, recordings)
 
-    def _encrypt(self, ended: Sequence[EndedRequest]) -> None:
-        for row, _, read in ended:
-            row.content = self.contents.encrypt(row.tenant_id, row.id, msgspec.json.encode(read()))
+    def _encrypted(self, ended: EndedRequest) -> NewRecording:
+        content = self.contents.encrypt(ended.tenant_id, ended.id, msgspec.json.encode(ended.read()))
+        return NewRecording(ended.id, ended.adapter, ended.base_digest, ended.created_at, content)

@@ -16,11 +16,10 @@ from msgspec.structs import replace
 from loraplex.engine.messages import Delta, Finished
 from loraplex.grammar.parsing.deltas import (
     AnswerReason,
-    ArgumentsDelta,
     ContentDelta,
     EngineReason,
     OutputDelta,
-    ToolCallStart,
+    join_deltas,
 )
 from loraplex.platform.errors import describe
 from loraplex.platform.evaluations.answers import Answer, Call
@@ -30,7 +29,6 @@ from loraplex.platform.inference.answer_parser import ended_by
 from loraplex.platform.inference.generation import ChoiceEvent, Generation
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 from loraplex.tenants.ids import uuid7
-from loraplex.tenants.models import RecordedRequest
 
 KEPT: Final = frozenset(
     {"messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stop"}
@@ -51,7 +49,6 @@ class KeptRequest(NamedTuple):
     """`content`: the JSON object of a body's kept fields. `whole`: no other field has an effect on a greedy answer."""
 
     content: bytes
-    stream: bool
     whole: bool
 
 
@@ -59,7 +56,7 @@ def kept_request(body: Mapping[str, Any]) -> KeptRequest:
     """Return what is kept of a body."""
     given = {name: value for name, value in body.items() if value is not None}
     content = json.dumps({name: given[name] for name in given.keys() & KEPT}, sort_keys=True).encode()
-    return KeptRequest(content, given.get("stream") is True, given.keys() <= KEPT | WITHOUT_EFFECT)
+    return KeptRequest(content, given.keys() <= KEPT | WITHOUT_EFFECT)
 
 
 class RequestRecording:
@@ -106,18 +103,17 @@ class RequestRecording:
         repeatable = self._kept.whole and sampling.temperature == 0
         reason = None if code else self._reason
         answer = Answer(error=code, completion_tokens=self._generation.stats.completion_tokens)
-        recording = Recording(msgspec.Raw(request), self._kept.stream, repeatable, answer)
-        row = RecordedRequest(
+        recording = Recording(msgspec.Raw(request), repeatable, answer)
+        ended = EndedRequest(
             id=uuid7(),
             tenant_id=self._tenant_id,
             adapter=model.adapter_name,
-            version=model.version,
-            digest=model.digest,
             base_digest=self._base_digest,
             created_at=datetime.now(UTC),
+            size=self._size,
+            read=partial(_recording, recording, self._generation.output, "".join(self._texts), reason),
         )
-        read = partial(_recording, recording, self._generation.output, "".join(self._texts), reason)
-        self._queue.ended.append(EndedRequest(row, self._size, read))
+        self._queue.ended.append(ended)
 
     def _grow(self, size: int) -> None:
         self._size += size
@@ -138,14 +134,7 @@ def _recording(
         if reason is not None:
             last, ended = parser.finish(reason)
             deltas += last
-    content, calls = "", list[Call]()
-    for delta in deltas:
-        if isinstance(delta, ContentDelta):
-            content += delta.text
-        elif isinstance(delta, ToolCallStart):
-            calls.append(Call(delta.name, ""))
-        elif isinstance(delta, ArgumentsDelta):
-            call = calls[delta.index]
-            calls[delta.index] = Call(call.name, call.arguments + delta.text)
-    answer = replace(recording.answer, text=content, calls=tuple(calls), finish_reason=ended or "")
+    _, content, written = join_deltas(deltas)
+    calls = tuple(Call(start.name, arguments) for start, arguments in written)
+    answer = replace(recording.answer, text=content, calls=calls, finish_reason=ended or "")
     return replace(recording, answer=answer)

@@ -12,8 +12,6 @@ from loraplex.tenants.recordings.records import DataPolicyDocument, RecordReques
 
 BATCH: Final = 100
 """Rows in memory at once: each may be some hundred KiB."""
-
-
 MAX_READ_BYTES: Final = 64 << 20
 """Of encrypted contents, for one suite."""
 

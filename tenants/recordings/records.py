@@ -1,6 +1,8 @@
 """What a tenant lets this installation keep of its requests, as the API has it."""
 
-from typing import Final
+from datetime import datetime
+from typing import Final, NamedTuple
+from uuid import UUID
 
 from pydantic import ConfigDict, Field
 
@@ -18,6 +20,16 @@ class RecordRequests(Record):
     percent: int = Field(ge=1, le=100)
     retention_days: int = Field(ge=1, le=90)
     max_requests: int = Field(ge=1, le=10_000)
+
+
+class NewRecording(NamedTuple):
+    """A request to keep. `content` is encrypted for `id`; `adapter` None: of the base model."""
+
+    id: UUID
+    adapter: str | None
+    base_digest: str
+    created_at: datetime
+    content: bytes
 
 
 class DataPolicyDocument(Record):

@@ -33,8 +33,6 @@ class RecordedRequest(Base):
     id: Mapped[UUID] = mapped_column(primary_key=True)
     tenant_id: Mapped[UUID] = mapped_column(ForeignKey("data_policies.tenant_id", ondelete="CASCADE"))
     adapter: Mapped[str | None]
-    version: Mapped[int | None]
-    digest: Mapped[str | None]
     base_digest: Mapped[str]
     content: Mapped[bytes]
     created_at: Mapped[datetime]

@@ -13,7 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.models import DataPolicy, RecordedRequest
 from loraplex.tenants.recordings import queries
-from loraplex.tenants.recordings.records import MAX_RECORDED_BYTES, DataPolicyDocument, RecordRequests
+from loraplex.tenants.recordings.records import (
+    MAX_RECORDED_BYTES,
+    DataPolicyDocument,
+    NewRecording,
+    RecordRequests,
+)
 from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
 
 TRIM = text("""
@@ -56,18 +61,19 @@ async def recording_tenants(session: AsyncSession) -> Mapping[UUID, int]:
     return {row.tenant_id: rules.percent for row in rows if (rules := queries.rules_of(row)) is not None}
 
 
-async def keep(session: AsyncSession, tenant_id: UUID, requests: Sequence[RecordedRequest]) -> int:
-    """Keep recorded requests of a tenant, in a session of an operator; return how many are: none if its policy has ended."""
+async def keep(session: AsyncSession, tenant_id: UUID, recordings: Sequence[NewRecording]) -> None:
+    """Keep recorded requests of a tenant, in a session of an operator; none if its policy has ended."""
     row = await session.get(DataPolicy, tenant_id, with_for_update={"read": True})
     rules = None if row is None else queries.rules_of(row)
     if rules is None:
-        return 0
-    for request in requests:
-        request.expires_at = request.created_at + timedelta(days=rules.retention_days)
-    session.add_all(requests)
+        return
+    kept = timedelta(days=rules.retention_days)
+    session.add_all(
+        RecordedRequest(tenant_id=tenant_id, expires_at=each.created_at + kept, **each._asdict())
+        for each in recordings
+    )
     await session.flush()
     await _trim(session, tenant_id, rules)
-    return len(requests)
 
 
 async def _trim(session: AsyncSession, tenant_id: UUID, rules: RecordRequests) -> None:

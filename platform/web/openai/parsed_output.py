@@ -13,6 +13,7 @@ from loraplex.grammar.parsing.deltas import (
     OutputDelta,
     ReasoningDelta,
     ToolCallStart,
+    join_deltas,
 )
 from loraplex.platform.errors import ClientError
 from loraplex.platform.inference.answer_parser import AnswerParser
@@ -88,20 +89,8 @@ class Chunks(Generic[ChoiceT]):
 
 def gathered(deltas: Iterable[OutputDelta]) -> tuple[str, str, list[ToolCall]]:
     """Join the deltas of a choice: thought, content and calls."""
-    thought: list[str] = []
-    content: list[str] = []
-    calls: list[tuple[ToolCallStart, list[str]]] = []
-    for delta in deltas:
-        if isinstance(delta, ContentDelta):
-            content.append(delta.text)
-        elif isinstance(delta, ReasoningDelta):
-            thought.append(delta.text)
-        elif isinstance(delta, ToolCallStart):
-            calls.append((delta, []))
-        else:
-            calls[delta.index][1].append(delta.text)
-    written = [_call(start, "".join(arguments)) for start, arguments in calls]
-    return "".join(thought), "".join(content), written
+    thought, content, calls = join_deltas(deltas)
+    return thought, content, [_call(*each) for each in calls]
 
 
 def _call(start: ToolCallStart, arguments: str) -> ToolCall:

@@ -204,9 +204,7 @@ async def test_what_a_suite_cannot_have_is_left_out(recorded: ManagedTenant) -> 
     engine = recorded.gateway.engine
     await writer_of(recorded).step()
     assert not recorded.gateway.app.state.planes.dependencies.recordings.held
-    assert [(row.adapter, row.version) for row in await rows(recorded)] == [("pirate", 1)] * 2 + [
-        (None, None)
-    ]
+    assert [row.adapter for row in await rows(recorded)] == ["pirate", "pirate", None]
     document, [case] = await suite_of(recorded, adapter="pirate", **{"from": "2020-01-01T00:00:00Z"})
     assert document["left_out"] == 1 and case.expect.exact == "Warm"
     for body in ({"adapter": "parrot"}, {"to": "2020-01-01T00:00:00Z"}):
