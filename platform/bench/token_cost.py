@@ -14,17 +14,18 @@ from loraplex.platform.bench.report import BenchFailed, Case, Report
 from loraplex.platform.bench.serve import ServerUnderLoad, ServeShape
 
 COLUMNS: Final = ("per_million_input", "per_million_output", "per_million_total", "output_throughput")
-T_95: Final = {5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Two-sided 95 % quantile of Student's t by rounds."""
+ROUNDS: Final = 5
+T_95: Final = 2.776
+"""Two-sided 95 % quantile of Student's t (1908) for the mean of so many rounds."""
 
 
 async def measure_cost(
-    server: ServerUnderLoad, shape: ServeShape, price_per_hour: float, rounds: int, report: Report
+    server: ServerUnderLoad, shape: ServeShape, price_per_hour: float, report: Report
 ) -> None:
-    """Run 5 to 10 `rounds` with prompts of their own, after one that does not count. Raises `BenchFailed`."""
+    """Run `ROUNDS` rounds with prompts of their own, after one that does not count. Raises `BenchFailed`."""
     report.columns += COLUMNS
     costs: dict[str, list[float]] = {name: [] for name in COLUMNS[:3]}
-    for index in range(rounds + 1):
+    for index in range(ROUNDS + 1):
         result = await server.run(shape, shape.traffic.seed + 20_000 + index)
         figures = serving_metrics(result)
         if figures["failed"] or not figures["total_output_tokens"]:
@@ -44,10 +45,10 @@ async def measure_cost(
     for name in costs:
         report.notes.append(
             f"{name.replace('_', ' ')} tokens: {means[name]:.4f} ± {halves[f'{name}_interval']:.4f}"
-            f" (95 %, {rounds} rounds, {price_per_hour:g} per hour)"
+            f" (95 %, {ROUNDS} rounds, {price_per_hour:g} per hour)"
         )
 
 
 def half_interval(values: Sequence[float]) -> float:
-    """Half the width of the 95 % interval of the mean of 5 to 10 values (Student 1908)."""
-    return T_95[len(values)] * stdev(values) / math.sqrt(len(values))
+    """Half the width of the 95 % interval of the mean of `ROUNDS` values."""
+    return T_95 * stdev(values) / math.sqrt(ROUNDS)

@@ -6,36 +6,35 @@ Every command prints its cases and ratios, and writes one JSON line for each to 
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from loraplex.engine.checkpoints.model_files import locate_model
 from loraplex.engine.errors import EngineError
-from loraplex.platform.bench.latency_metrics import parse_goodput
 from loraplex.platform.bench.many_adapters import DTYPE_BYTES, ManyAdaptersShape, measure_many_adapters
-from loraplex.platform.bench.mixes import MIXES, Mix
 from loraplex.platform.bench.prefix_cache import PrefixCacheShape, measure_prefix_cache
-from loraplex.platform.bench.rate_search import find_rate, parse_slo
 from loraplex.platform.bench.report import RESULTS, Report, checkout_root, write_lines
-from loraplex.platform.bench.serve import (
-    Measure,
-    ServerUnderLoad,
-    ServeShape,
-    Target,
-    Traffic,
-    load_local_server,
-    load_running_server,
-    serve_report,
-)
+from loraplex.platform.bench.serve import ServeShape, Traffic, load_local_server, load_running_server
 from loraplex.platform.bench.structured_output import StructuredOutputShape, measure_structured_output
-from loraplex.platform.bench.token_cost import measure_cost
-from loraplex.platform.bench.workload import Distribution
+from loraplex.platform.cli.bench_serve import (
+    ApiKey,
+    BaseUrl,
+    FindRate,
+    Goodput,
+    MixName,
+    PricePerHour,
+    Slo,
+    Targets,
+    measure_of,
+    parse_distribution,
+    parse_goals,
+    parse_mix,
+    parse_targets,
+)
 from loraplex.platform.cli.command_context import end_at_sigterm, exit_codes
-from loraplex.platform.cli.plan_cost import MICROSECONDS, parse_price
 from loraplex.platform.config import load_settings
 from loraplex.platform.demo.model import ensure_demo_model
 from loraplex.platform.startup_errors import SettingsError, StartError
@@ -49,11 +48,6 @@ Out = Annotated[
     typer.Option(help="Folder of the JSON lines; default tests/benchmarks/results in a checkout."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of tables.")]
-BaseUrl = Annotated[str | None, typer.Option(help="A running server; default: start one.")]
-ApiKey = Annotated[str | None, typer.Option(help="Its key.")]
-Targets = Annotated[
-    list[str] | None, typer.Option("--target", help="A model or adapter to request there; repeatable.")
-]
 Model = Annotated[str | None, typer.Option(help="A folder or hub id; default the demo model.")]
 Dtype = Annotated[str, typer.Option(help=f"{', '.join(DTYPE_BYTES)}.")]
 
@@ -111,18 +105,11 @@ def serve_load(
     rate: Annotated[float | None, typer.Option(min=0.001, help="Open loop: arrivals per second.")] = None,
     prefix_share: Share = 0.0,
     cancel_share: Share = 0.0,
-    mix: Annotated[str | None, typer.Option(help=f"Lengths and tools of {', '.join(MIXES)}.")] = None,
-    goodput: Annotated[str | None, typer.Option(help="Objectives in ms: ttft:500,tpot:60.")] = None,
-    slo: Annotated[
-        str | None, typer.Option(help="Objectives of --find-rate: ttft_p95=500ms,itl_p95=80ms.")
-    ] = None,
-    find_highest: Annotated[
-        bool, typer.Option("--find-rate", help="Find the highest rate that holds --slo, from --rate on.")
-    ] = False,
-    price_per_hour: Annotated[
-        str | None, typer.Option(help="Price of the machine, such as 2.5: adds the cost of a million tokens.")
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=5, max=10, help="Rounds of --price-per-hour.")] = 5,
+    mix: MixName = None,
+    goodput: Goodput = None,
+    slo: Slo = None,
+    find_highest: FindRate = False,
+    price_per_hour: PricePerHour = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     setting: Setting = None,
     out: Out = None,
@@ -131,9 +118,7 @@ def serve_load(
     """Load a server over HTTP and measure throughput, TTFT, TPOT and ITL."""
 
     async def work() -> Report:
-        traffic = Traffic(
-            _distribution(distribution), zipf, rate, prefix_share, cancel_share, seed, prompt, _mix(mix)
-        )
+        drawn, lengths = parse_distribution(distribution), parse_mix(mix)
         shape = ServeShape(
             concurrency=concurrency,
             num_requests=num_requests,
@@ -142,15 +127,12 @@ def serve_load(
             adapters=adapters,
             rank=rank,
             tenants=tenants,
-            traffic=traffic,
+            traffic=Traffic(drawn, zipf, rate, prefix_share, cancel_share, seed, prompt, lengths),
         )
-        measure = _measure(shape, goodput, slo if find_highest else None, price_per_hour, rounds)
-        if find_highest != (slo is not None):
-            raise SettingsError(
-                "--find-rate needs --slo, such as --slo ttft_p95=500ms, and --slo --find-rate"
-            )
+        goals = parse_goals(slo, find_highest)
+        measure = measure_of(shape, goodput, goals, price_per_hour, print_progress)
         if base_url is not None:
-            return await load_running_server(base_url, _targets(target, api_key), measure)
+            return await load_running_server(base_url, parse_targets(target, api_key), measure)
         own = {"dtype": dtype, **parse_settings(setting)}
         return await load_local_server(resolve_model(model), own, shape, measure, print_progress)
 
@@ -325,43 +307,6 @@ def print_progress(text: str) -> None:
 def resolve_model(model: str | None) -> str:
     """The folder or file of the model on this disk. Raises `ModelError` or `StartError`."""
     return str(ensure_demo_model(load_settings().data_dir) if model is None else locate_model(model))
-
-
-def _targets(names: list[str] | None, api_key: str | None) -> list[Target]:
-    if api_key is None or not names:
-        raise SettingsError("--base-url needs --api-key and at least one --target MODEL")
-    return [Target(name, api_key) for name in names]
-
-
-def _measure(
-    shape: ServeShape, goodput: str | None, slo: str | None, price_per_hour: str | None, rounds: int
-) -> Measure:
-    """What the options ask of a server: one load, the highest rate, or the cost of tokens, at that rate if both."""
-    objectives, goals = parse_goodput(goodput), parse_slo(slo) if slo else ()
-    price = parse_price(price_per_hour) / MICROSECONDS if price_per_hour else None
-
-    async def measure(server: ServerUnderLoad) -> Report:
-        report, load = Report("serve", ()), shape
-        if goals:
-            rate = await find_rate(server, shape, goals, report, print_progress)
-            load = replace(shape, traffic=replace(shape.traffic, rate=rate))
-        if price is not None:
-            await measure_cost(server, load, price, rounds, report)
-        return report if report.cases else serve_report(shape, await server.run(shape), objectives)
-
-    return measure
-
-
-def _mix(name: str | None) -> Mix | None:
-    if name is not None and name not in MIXES:
-        raise SettingsError(f"--mix {name!r}: allowed is {', '.join(MIXES)}")
-    return None if name is None else MIXES[name]
-
-
-def _distribution(name: str) -> Distribution:
-    if name not in get_args(Distribution):
-        raise SettingsError(f"--distribution {name!r}: allowed is {', '.join(get_args(Distribution))}")
-    return cast(Distribution, name)
 
 
 def parse_rows(text: str) -> tuple[int, int]:
