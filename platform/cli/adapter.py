@@ -4,13 +4,11 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong usage. With `--json` only JSON 
 """
 
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -20,38 +18,34 @@ from loraplex.adapters.push import VALIDATING, Promotion, PushedVersion, PushReq
 from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.storage.garbage_collection import remove_files_of
 from loraplex.adapters.versions.pending_folders import PendingFolders
+from loraplex.platform.cli.alias import alias, rollback
 from loraplex.platform.cli.command_context import (
+    AdapterName,
     DataDir,
-    Result,
+    Tenant,
     TenantCommand,
     open_tenant_command,
     run_command,
+    run_on_tenant,
 )
 from loraplex.platform.cli.local_push import data_dir_blobs, local_push
-from loraplex.platform.cli.output import AsJson
+from loraplex.platform.cli.output import AsJson, print_table
 from loraplex.platform.cli.remote_push import open_remote_push
 from loraplex.platform.cli.remote_server import read_key
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.parameters.adapter_profile import read_profile_change
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
-from loraplex.tenants.administration import adapters, gated_aliases, versions
-from loraplex.tenants.administration.gated_aliases import GateOverride
-from loraplex.tenants.canaries.records import GuardBounds
-from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.administration import adapters, versions
 from loraplex.tenants.models import REASONING_STYLES, TOOL_STYLES
 from loraplex.tenants.registry import queries
-from loraplex.tenants.registry import use_cases as aliases
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.records import (
-    WHOLE,
     AdapterProfile,
-    AliasDocument,
     ProfileChange,
     ReasoningStyle,
     VersionDocument,
 )
-from loraplex.tenants.scopes import TENANT_SCOPES
 
 NO_STYLE = "none"
 BASE_STYLE = "base"
@@ -95,8 +89,6 @@ def profile_change(
 
 app = typer.Typer(name="adapter", help="A tenant's LoRA adapters.", no_args_is_help=True)
 
-Tenant = Annotated[str, typer.Option("--tenant", help="The tenant's name.")]
-Name = Annotated[str, typer.Argument(help="The adapter's name.")]
 Folder = Annotated[
     Path,
     typer.Argument(
@@ -120,22 +112,6 @@ NoProbe = Annotated[
 Model = Annotated[str | None, typer.Option("--model", help="The base model, where no server has run yet.")]
 Promote = Annotated[
     bool, typer.Option(help="Move the alias `production` to this version. The first version always gets it.")
-]
-Share = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=WHOLE - 1,
-        help="Percent of the requests that VERSION gets; the version before keeps the rest.",
-    ),
-]
-Guard = Annotated[
-    str | None,
-    typer.Option(
-        metavar="BOUND=N,…",
-        help="Let the alias go back by itself, for example `max_failure_ratio=2,min_requests=100`; allowed: "
-        + ", ".join(GuardBounds.model_fields),
-    ),
 ]
 NoAlias = Annotated[bool, typer.Option("--no-alias", help="Move no alias, not even for the first version.")]
 VERSION_COLUMNS: Final = (
@@ -187,7 +163,7 @@ def push(
 
     pushed = run_command(run(), as_json=as_json)
     document = asdict(pushed) | {"report": {"checks": pushed.report.as_dicts()}}
-    _print(document, as_json, _report_table(pushed.report))
+    print_table(document, as_json, _report_table(pushed.report))
     if pushed.state == VALIDATING:
         _explain_waiting(pushed)
 
@@ -201,23 +177,23 @@ def list_adapters(tenant: Tenant, data_dir: DataDir = None, as_json: AsJson = Fa
             names = await queries.names(session, command.tenant_id)
             return [await _adapter_document(session, command, name) for name in names]
 
-    documents = _run_on(tenant, data_dir, run, as_json)
+    documents = run_on_tenant(tenant, data_dir, run, as_json)
     table = Table("name", "versions", "aliases")
     for document in documents:
         aliases = ", ".join(f"{alias}@{version}" for alias, version in document["aliases"].items())
         table.add_row(document["name"], str(len(document["versions"])), aliases)
-    _print(documents, as_json, table)
+    print_table(documents, as_json, table)
 
 
 @app.command()
-def show(name: Name, tenant: Tenant, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+def show(name: AdapterName, tenant: Tenant, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show an adapter's versions and aliases."""
 
     async def run(command: TenantCommand) -> dict[str, Any]:
         async with command.query() as session:
             return await _adapter_document(session, command, name)
 
-    document = _run_on(tenant, data_dir, run, as_json)
+    document = run_on_tenant(tenant, data_dir, run, as_json)
     table = Table(*VERSION_COLUMNS)
     for version in document["versions"]:
         shares = {alias: split.get(version["version"]) for alias, split in document["shares"].items()}
@@ -226,15 +202,15 @@ def show(name: Name, tenant: Tenant, data_dir: DataDir = None, as_json: AsJson =
         defaults = json.dumps(version["defaults"]) if version["defaults"] else "-"
         profile = (version["tool_style"] or "-", _style_text(version["reasoning_style"]), defaults)
         table.add_row(*map(str, cells), ", ".join(aliases), *profile, version["digest"])
-    _print(document, as_json, table)
-    for alias, guard in ({} if as_json else document["guards"]).items():
+    print_table(document, as_json, table)
+    for alias_name, guard in ({} if as_json else document["guards"]).items():
         if guard is not None:
-            _print(document, as_json, f"{escape(f'{name}:{alias}')} {_guard_text(guard)}")
+            print_table(document, as_json, f"{escape(f'{name}:{alias_name}')} {_guard_text(guard)}")
 
 
 @app.command()
 def profile(
-    name: Name,
+    name: AdapterName,
     version: Annotated[int, typer.Argument(min=1, help="A version that never had an alias.")],
     tenant: Tenant,
     tool_style: ToolStyle = None,
@@ -253,82 +229,21 @@ def profile(
         async with command.query() as session:
             return await queries.version(session, command.tenant_id, name, version)
 
-    record = _run_on(tenant, data_dir, run, as_json)
+    record = run_on_tenant(tenant, data_dir, run, as_json)
     styles = {"tool_style": record.tool_style, "reasoning_style": record.reasoning_style}
     document = {**styles, "defaults": record.defaults}
     style = f"tool style {record.tool_style or '-'}, reasoning style {_style_text(record.reasoning_style)}"
     text = f"{escape(name)}@{version}: {style}, defaults {json.dumps(record.defaults)}"
-    _print({"name": name, "version": version} | document, as_json, text)
+    print_table({"name": name, "version": version} | document, as_json, text)
 
 
-@app.command()
-def alias(
-    name: Name,
-    alias_name: Annotated[str, typer.Argument(metavar="ALIAS", help="For example `production`.")],
-    tenant: Tenant,
-    version: Annotated[
-        int | None, typer.Argument(min=1, help="The version that the alias points to from now on.")
-    ] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete the alias instead.")] = False,
-    override_gate: Annotated[
-        str | None, typer.Option(metavar="REASON", help="Move past the alias's gate. It is audited.")
-    ] = None,
-    share: Share = None,
-    guard: Guard = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """Point an alias at a version, let the version have a share of its requests, or delete it."""
-    if delete == (version is not None):
-        raise typer.BadParameter("either VERSION or --delete is needed")
-    if share is None and guard is not None:
-        raise typer.BadParameter("--guard needs --share")
-    bounds = None if guard is None else _read_guard(guard)
-
-    override = None if override_gate is None else GateOverride(override_gate, TENANT_SCOPES)
-
-    async def run(command: TenantCommand) -> AliasDocument:
-        async with command.unit_of_work() as uow:
-            if version is None:
-                return await aliases.delete(uow, command.tenant_id, name, alias_name)
-            targets = {version: WHOLE}
-            if share is not None:
-                before = await queries.alias(uow.session, command.tenant_id, name, alias_name)
-                if before.baseline == version:
-                    raise InvalidField("share", f"version {version} keeps the rest: name another one")
-                targets = {before.baseline: WHOLE - share, version: share}
-            return await gated_aliases.move(
-                uow, command.tenant_id, name, alias_name, targets, guard=bounds, override=override
-            )
-
-    record = _run_on(tenant, data_dir, run, as_json)
-    if delete:
-        document = {"name": name, "alias": record.alias, "version": None}
-        _print(document, as_json, f"deleted {escape(name)}:{escape(record.alias)}")
-    else:
-        _print_alias(record, as_json)
-
-
-@app.command()
-def rollback(
-    name: Name,
-    tenant: Tenant,
-    alias_name: Annotated[str, typer.Argument(metavar="[ALIAS]")] = "production",
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """Point an alias back at its previous version."""
-
-    async def run(command: TenantCommand) -> AliasDocument:
-        async with command.unit_of_work() as uow:
-            return await aliases.roll_back(uow, command.tenant_id, name, alias_name)
-
-    _print_alias(_run_on(tenant, data_dir, run, as_json), as_json)
+app.command()(alias)
+app.command()(rollback)
 
 
 @app.command()
 def release(
-    name: Name,
+    name: AdapterName,
     version: Annotated[int, typer.Argument(min=1, help="A version that was quarantined.")],
     tenant: Tenant,
     data_dir: DataDir = None,
@@ -343,14 +258,14 @@ def release(
         async with command.unit_of_work() as uow:
             return await versions.lift_quarantine(uow, command.tenant_id, name, version)
 
-    moved = _run_on(tenant, data_dir, run, as_json)
+    moved = run_on_tenant(tenant, data_dir, run, as_json)
     document = {"name": name, "version": version, "state": moved.state}
-    _print(document, as_json, f"{escape(name)}@{version} is {moved.state}")
+    print_table(document, as_json, f"{escape(name)}@{version} is {moved.state}")
 
 
 @app.command()
 def delete(
-    name: Name,
+    name: AdapterName,
     tenant: Tenant,
     version: Annotated[int | None, typer.Option("--version", min=1, help="Delete this version only.")] = None,
     force: Annotated[
@@ -387,21 +302,9 @@ def delete(
         if not is_served:
             await remove_files_of(command.database, blobs.adapters.delete, adapter_id)
 
-    _run_on(tenant, data_dir, run, as_json)
+    run_on_tenant(tenant, data_dir, run, as_json)
     deleted = name if version is None else f"{name}@{version}"
-    _print({"deleted": deleted}, as_json, f"deleted {escape(deleted)}")
-
-
-def _run_on(
-    tenant: str, data_dir: Path | None, work: Callable[[TenantCommand], Awaitable[Result]], as_json: bool
-) -> Result:
-    """Run `work` on a tenant of the database."""
-
-    async def run() -> Result:
-        async with open_tenant_command(tenant, data_dir) as command:
-            return await work(command)
-
-    return run_command(run(), as_json=as_json)
+    print_table({"deleted": deleted}, as_json, f"deleted {escape(deleted)}")
 
 
 async def _adapter_document(session: AsyncSession, command: TenantCommand, name: str) -> dict[str, Any]:
@@ -428,16 +331,6 @@ async def _adapter_document(session: AsyncSession, command: TenantCommand, name:
             for version in records
         ],
     }
-
-
-def _read_guard(text: str) -> GuardBounds:
-    """Raises `BadParameter`."""
-    bounds = {name: value for name, _, value in (part.partition("=") for part in text.split(","))}
-    try:
-        return GuardBounds.model_validate_strings(bounds)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise typer.BadParameter(f"--guard {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def _guard_text(guard: dict[str, Any]) -> str:
@@ -470,16 +363,3 @@ def _report_table(report: ValidationReport) -> Table:
         result = "warning" if check.warning else "passed" if check.passed else "failed"
         table.add_row(check.name, result, escape(check.detail))
     return table
-
-
-def _print_alias(record: AliasDocument, as_json: bool) -> None:
-    version = record.main_version
-    document = {"name": record.name, "alias": record.alias, "version": version}
-    _print(document, as_json, f"{escape(record.name)}:{escape(record.alias)} is version {version}")
-
-
-def _print(document: object, as_json: bool, table: Table | str) -> None:
-    if as_json:
-        typer.echo(json.dumps(document))
-    else:
-        Console().print(table)

@@ -6,7 +6,7 @@ Invariant: an embedded database is migrated before it is used; a production one 
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -37,6 +37,8 @@ from loraplex.tenants.valkey import open_valkey
 P = ParamSpec("P")
 Result = TypeVar("Result")
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
+Tenant = Annotated[str, typer.Option("--tenant", help="The tenant's name.")]
+AdapterName = Annotated[str, typer.Argument(help="The adapter's name.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,18 @@ def run_command(work: Coroutine[Any, Any, Result], *, as_json: bool = False) -> 
     """Run a command to its end, as `exit_codes`."""
     with exit_codes(as_json=as_json):
         return asyncio.run(work)
+
+
+def run_on_tenant(
+    tenant: str, data_dir: Path | None, work: Callable[[TenantCommand], Awaitable[Result]], as_json: bool
+) -> Result:
+    """Run `work` on a tenant of the database to its end, as `exit_codes`."""
+
+    async def run() -> Result:
+        async with open_tenant_command(tenant, data_dir) as command:
+            return await work(command)
+
+    return run_command(run(), as_json=as_json)
 
 
 def end_at_sigterm() -> None:

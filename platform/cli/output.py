@@ -43,6 +43,14 @@ def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Sequen
     Console().print(table)
 
 
+def print_table(document: object, as_json: bool, table: Table | str) -> None:
+    """Print a document as JSON, or the table or line of it for people."""
+    if as_json:
+        typer.echo(json.dumps(document))
+    else:
+        Console().print(table)
+
+
 def times_of(row: object, names: Sequence[str], timespec: str = "auto") -> dict[str, str | None]:
     """Return the times of a row by name, in ISO 8601; None for one that it has not."""
     times = {name: getattr(row, name) for name in names}
