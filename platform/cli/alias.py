@@ -92,7 +92,7 @@ def rollback(
 
     async def run(command: TenantCommand) -> AliasDocument:
         async with command.unit_of_work() as uow:
-            return await aliases.roll_back(uow, command.tenant_id, name, alias_name)
+            return await gated_aliases.roll_back(uow, command.tenant_id, name, alias_name)
 
     _print_alias(run_on_tenant(tenant, data_dir, run, as_json), as_json)
 

@@ -1,6 +1,5 @@
 """Reads the data policy of a tenant, and its recorded requests."""
 
-from datetime import datetime
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -14,14 +13,6 @@ BATCH: Final = 100
 """Rows in memory at once: each may be some hundred KiB."""
 MAX_READ_BYTES: Final = 64 << 20
 """Of encrypted contents, for one suite."""
-
-
-class RequestFilter(NamedTuple):
-    """None: any. `since` and `until` bound the time at which a request ended."""
-
-    adapter: str | None
-    since: datetime | None
-    until: datetime | None
 
 
 class FoundRequest(NamedTuple):
@@ -48,18 +39,14 @@ def rules_of(row: DataPolicy) -> RecordRequests | None:
 
 
 async def recorded_requests(
-    session: AsyncSession, tenant_id: UUID, wanted: RequestFilter, limit: int
+    session: AsyncSession, tenant_id: UUID, adapter: str | None, limit: int
 ) -> list[FoundRequest]:
-    """Return the newest recorded requests of a tenant that are wanted, as many as have `MAX_READ_BYTES` together."""
-    conditions = (
-        None if wanted.adapter is None else RecordedRequest.adapter == wanted.adapter,
-        None if wanted.since is None else RecordedRequest.created_at >= wanted.since,
-        None if wanted.until is None else RecordedRequest.created_at < wanted.until,
-    )
+    """Return the newest recorded requests of a tenant, of one adapter if it is named, as many as have `MAX_READ_BYTES` together."""
     query = select(RecordedRequest.id, RecordedRequest.base_digest, RecordedRequest.content).where(
-        *(RecordedRequest.tenant_id == tenant_id, RecordedRequest.expires_at > func.now()),
-        *(condition for condition in conditions if condition is not None),
+        RecordedRequest.tenant_id == tenant_id, RecordedRequest.expires_at > func.now()
     )
+    if adapter is not None:
+        query = query.where(RecordedRequest.adapter == adapter)
     newest = query.order_by(RecordedRequest.id.desc()).limit(limit).execution_options(yield_per=BATCH)
     found: list[FoundRequest] = []
     size = 0

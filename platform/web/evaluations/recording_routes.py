@@ -13,14 +13,14 @@ from loraplex.platform.web.adapters.routes import Writer
 from loraplex.platform.web.evaluations.suites import contents_of, new_suite, refuse_built_in
 from loraplex.platform.web.openapi import described
 from loraplex.platform.web.planes import TenantRequest, requires
-from loraplex.platform.web.request_bodies import RequestModel, Time, request_model
+from loraplex.platform.web.request_bodies import RequestModel, request_model
 from loraplex.platform.web.responses import documented, reply_with
 from loraplex.platform.web.transport.body_budget import body_lease
 from loraplex.tenants.evaluations.records import SuiteDocument
 from loraplex.tenants.evaluations.use_cases import NewSuite, add_suite
 from loraplex.tenants.names import ADAPTER_NAME
 from loraplex.tenants.recordings import queries, use_cases
-from loraplex.tenants.recordings.queries import FoundRequest, RequestFilter
+from loraplex.tenants.recordings.queries import FoundRequest
 from loraplex.tenants.recordings.records import DataPolicyDocument, RecordRequests
 from loraplex.tenants.scopes import TENANT_ADMIN
 
@@ -38,13 +38,11 @@ class DataPolicyBody(RequestModel):
 
 
 class RecordedSuiteBody(RequestModel):
-    """The newest `limit` recorded requests, of one adapter if it is named, that ended in the time from `from` until `to`."""
+    """The newest `limit` recorded requests, of one adapter if it is named."""
 
     name: Name
     limit: int = Field(default=100, ge=1, le=MAX_CASES)
     adapter: Name | None = None
-    since: Time | None = Field(default=None, alias="from")
-    until: Time | None = Field(default=None, alias="to")
 
 
 class RecordedSuiteDocument(SuiteDocument):
@@ -83,8 +81,7 @@ async def create_suite_from_requests(
 ) -> Response:
     """Make a suite of recorded requests, the newest first, that expects what was answered."""
     refuse_built_in(body.name)
-    wanted = RequestFilter(body.adapter, body.since, body.until)
-    found = await request.query(queries.recorded_requests, request.tenant_id, wanted, body.limit)
+    found = await request.query(queries.recorded_requests, request.tenant_id, body.adapter, body.limit)
     base = request.dependencies.engine.info().model_digest
     new = await _suite(request, body.name, base, [each for each in found if each.base_digest == base])
     left_out = len(found) - new.cases
