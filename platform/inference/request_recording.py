@@ -76,21 +76,22 @@ class RequestRecording:
         self._base_digest = base_digest
         self._generation = generation
         self._size = 0
-        self._texts: list[str] | None = []
+        self._text: bytearray | None = bytearray()
         self._reason: EngineReason | None = None
         self._grow(len(kept.content))
 
     def observe(self, choice: int, event: ChoiceEvent) -> None:
         """Record an event of the first choice."""
-        if choice == 0 and isinstance(event, Delta) and self._texts is not None:
-            self._texts.append(event.text)
-            self._grow(len(event.text))
+        if choice == 0 and isinstance(event, Delta) and self._text is not None:
+            text = event.text.encode()
+            self._text += text
+            self._grow(len(text))
         elif choice == 0 and isinstance(event, Finished):
             self._reason = ended_by(event)
 
     def end(self, error: BaseException | None) -> None:
         """Queue the recording of a generation that has ended, by `error` if there is one."""
-        if self._texts is None:
+        if self._text is None:
             return
         if isinstance(error, Exception):
             code = describe(error).row.code
@@ -111,15 +112,15 @@ class RequestRecording:
             base_digest=self._base_digest,
             created_at=datetime.now(UTC),
             size=self._size,
-            read=partial(_recording, recording, self._generation.output, "".join(self._texts), reason),
+            read=partial(_recording, recording, self._generation.output, self._text.decode(), reason),
         )
         self._queue.ended.append(ended)
 
     def _grow(self, size: int) -> None:
         self._size += size
         if not self._queue.hold(self._tenant_id, size, self._size):
-            self._queue.held[self._tenant_id] -= self._size - size
-            self._texts = None
+            self._queue.release(self._tenant_id, self._size - size)
+            self._text = None
 
 
 def _recording(

@@ -224,6 +224,6 @@ def test_a_queue_holds_a_bounded_number_of_bytes_and_each_tenant_its_share() -> 
     assert (
         queue.held.total() <= MAX_HELD_BYTES < queue.held.total() + size and queue.missed["queue_full"] == 5
     )
-    queue.held[tenants[0]] -= size
+    queue.release(tenants[0], size)
     assert queue.hold(tenants[5], size, size)
     assert not queue.hold(tenants[5], 1, 257 << 10) and queue.missed["too_large"] == 1
