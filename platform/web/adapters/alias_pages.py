@@ -83,8 +83,8 @@ async def move_alias(submission: Submission, name: str, alias: str) -> Response:
 
 
 async def _move(submission: FormSubmission, name: str, alias: str, seen: int | None) -> Response:
-    """Move an alias to the shares of the form, with its guard; for a reason, past the gate."""
-    form = submission.form
+    """Move an alias to the shares of the form, with its guard unless one version gets all; for a reason, past the gate."""
+    form, targets = submission.form, targets_of(submission.form)
     past = submission.parse(Override) if form.text("reason") else None
     async with _explaining_refusal(submission, name, alias):
         moved = await submission.result(
@@ -92,8 +92,8 @@ async def _move(submission: FormSubmission, name: str, alias: str, seen: int | N
             submission.tenant_id,
             name,
             alias,
-            targets_of(form),
-            guard=submission.parse(GuardBounds) if form.text("guarded") else None,
+            targets,
+            guard=submission.parse(GuardBounds) if form.text("guarded") and len(targets) > 1 else None,
             seen=seen,
             override=None if past is None else GateOverride(past.reason, submission.session.scopes),
             fingerprint=submission.dependencies.engine.info().system_fingerprint,

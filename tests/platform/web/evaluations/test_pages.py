@@ -153,7 +153,7 @@ async def test_a_gate_refuses_a_release_until_an_admin_gives_a_reason(
         browser = await signed_in(role)
         refused = await browser.submit(MOVE, MOVE, split)
         page = Page(refused)
-        assert refused.status_code == 422 and "production needs 0.9" in page.find(".note.bad").text()
+        assert refused.status_code == 422 and "the gate of production needs 0.9" in page.find(".note.bad").text()
         assert page.find(".note.bad a").attributes["href"] == f"{PIRATE}/evaluations/{found}"
         assert ("reason" in page.form(MOVE)) is may and page.form(MOVE)["share-2"] == "5"
         assert ("takes the scope tenant:admin" in page.text) is not may
@@ -180,8 +180,6 @@ async def count_canary(console: Console, browser: Browser, **counts: int) -> Non
 
 
 async def test_a_canary_shows_how_near_it_is_and_that_it_went_back(console: Console, admin: Browser) -> None:
-    alone = await admin.submit(MOVE, MOVE, {"share-1": "100", **GUARD})
-    assert alone.status_code == 422 and "exactly two versions" in Page(alone).find(".note.bad").text()
     none = await admin.submit(
         MOVE, MOVE, {"share-1": "90", "share-2": "10", **GUARD, "max_failure_ratio": "0"}
     )
@@ -191,6 +189,13 @@ async def test_a_canary_shows_how_near_it_is_and_that_it_went_back(console: Cons
     page = await admin.page(PIRATE)
     assert "once v2 has 100 requests: it has 50" in page.text and "20.0" in page.text
     assert "at most 2 × v1" in page.text
+    # All to one version leaves the guard behind, in a form that offers none and in one that still has it.
+    for version in (1, 2):
+        assert f"Send all to v{version}" in page.text
+        assert "guarded" not in (await admin.page(f"{MOVE}?version={version}")).form(MOVE)
+    assert (await admin.submit(PIRATE, MOVE, {"first": "100"})).status_code == 303
+    assert await targets(console, admin) == {1: 100}
+    assert (await admin.submit(MOVE, MOVE, {"share-1": "90", "share-2": "10", **GUARD})).status_code == 303
     # Another share keeps the guard.
     assert (await admin.submit(PIRATE, MOVE, {"first": "80"})).status_code == 303
     await count_canary(console, admin, canary_requests=200, canary_failed=80, canary_answered=120)
