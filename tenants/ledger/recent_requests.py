@@ -2,10 +2,10 @@
 which no rollup names, a bounded number of the ledger's newest rows does.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from uuid import UUID
 
 from sqlalchemy import text
@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.ids import uuid7_from
 
 SAMPLED: Final = 5_000
-"""The most rows of the ledger that a summary of versions reads."""
+"""The most rows of the ledger that a summary of versions reads, of a tenant or of an alias."""
 _COLUMNS: Final = {"adapter": "adapter_id", "key": "api_key_id"}
 _BY_VERSION: Final = text("""
 WITH sampled AS MATERIALIZED (
@@ -25,6 +25,15 @@ SELECT adapter_version, count(*), count(*) FILTER (WHERE outcome IN ('failed', '
     percentile_disc(0.5) WITHIN GROUP (ORDER BY ttft_ms), sum(completion_tokens), max(admitted_at),
     (SELECT count(*) FROM sampled)
 FROM sampled WHERE adapter_id = :adapter_id AND adapter_version IS NOT NULL GROUP BY adapter_version
+""")
+_BY_ALIAS: Final = text("""
+SELECT w.alias, s.adapter_version, count(*), count(*) FILTER (WHERE s.outcome IN ('failed', 'unknown')),
+    percentile_disc(0.5) WITHIN GROUP (ORDER BY s.ttft_ms), sum(s.completion_tokens), max(s.admitted_at)
+FROM unnest(CAST(:aliases AS text[]), CAST(:since AS timestamptz[])) AS w (alias, since) CROSS JOIN LATERAL (
+    SELECT adapter_version, outcome, completion_tokens, ttft_ms, admitted_at FROM usage_records
+    WHERE tenant_id = :tenant_id AND adapter_id = :adapter_id AND alias = w.alias AND settled_at >= w.since
+        AND admitted_at >= w.since AND id >= :first_id AND kind = 'usage' ORDER BY settled_at DESC LIMIT :limit
+) AS s WHERE s.adapter_version IS NOT NULL GROUP BY w.alias, s.adapter_version
 """)
 
 
@@ -74,14 +83,37 @@ async def version_uses(
     """Sum up the adapter's requests by version: those among the tenant's `SAMPLED` newest since a time."""
     values = {"tenant_id": tenant_id, "adapter_id": adapter_id, "since": uuid7_from(since), "limit": SAMPLED}
     rows = (await session.execute(_BY_VERSION, values)).all()
-    uses = {
-        version: VersionUse(
-            requests=requests,
-            failed=failed,
-            ttft_ms=ttft_ms,
-            completion_tokens=int(completion_tokens),
-            last_at=last_at,
-        )
-        for version, requests, failed, ttft_ms, completion_tokens, last_at, _ in rows
-    }
+    uses = {version: _use(figures) for version, *figures, _ in rows}
     return VersionUses(uses, is_partial=any(row[-1] >= SAMPLED for row in rows))
+
+
+async def alias_uses(
+    session: AsyncSession, tenant_id: UUID, adapter_id: UUID, since: Mapping[str, datetime]
+) -> dict[str, VersionUses]:
+    """Sum up by version the requests that came by each alias since its time: the `SAMPLED` newest of each."""
+    found: dict[str, dict[int, VersionUse]] = {alias: {} for alias in since}
+    if since:
+        values = {"tenant_id": tenant_id, "adapter_id": adapter_id, "limit": SAMPLED}
+        # Ids follow the time of admission: without a bound for them every month is read.
+        values |= {
+            "aliases": [*since],
+            "since": [*since.values()],
+            "first_id": uuid7_from(min(since.values())),
+        }
+        for alias, version, *figures in await session.execute(_BY_ALIAS, values):
+            found[alias][version] = _use(figures)
+    return {
+        alias: VersionUses(uses, is_partial=sum(each.requests for each in uses.values()) >= SAMPLED)
+        for alias, uses in found.items()
+    }
+
+
+def _use(figures: Sequence[Any]) -> VersionUse:
+    requests, failed, ttft_ms, completion_tokens, last_at = figures
+    return VersionUse(
+        requests=requests,
+        failed=failed,
+        ttft_ms=ttft_ms,
+        completion_tokens=int(completion_tokens),
+        last_at=last_at,
+    )

@@ -20,7 +20,7 @@ from loraplex.tenants.audit_records import OperatorAuditDocument
 from loraplex.tenants.evaluations.queries import gates
 from loraplex.tenants.evaluations.records import GateDocument
 from loraplex.tenants.ids import uuid7_from
-from loraplex.tenants.ledger.recent_requests import VersionUse, hourly_requests, version_uses
+from loraplex.tenants.ledger.recent_requests import VersionUse, alias_uses, hourly_requests, version_uses
 from loraplex.tenants.registry import queries
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
@@ -36,7 +36,7 @@ DAY: Final = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A version that an alias leads to, with its weight in percent, and what it answered lately; None where it is not known.
+    """A version that an alias leads to, with its weight in percent, and what it answered by the alias; None where nothing is known.
 
     `observed_permille`: its share of the requests that the alias's targets answered.
     """
@@ -49,10 +49,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class AliasUse:
-    """An alias, and its targets with what they answered."""
+    """An alias, and its targets with what they answered by it; of a split the requests since `since`, of one version none."""
 
     record: AliasDocument
     targets: Sequence[Target]
+    since: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,11 +123,17 @@ async def adapter(
     shown = [VersionDocument.of(name, each) for each in found[:PAGE]]
     now = datetime.now(UTC)
     uses = await version_uses(session, tenant_id, row.id, now - DAY)
+    since = {each.alias: max(each.updated_at, now - DAY) for each in aliases}
+    split = {each.alias: since[each.alias] for each in aliases if each.version is None}
+    by_alias = await alias_uses(session, tenant_id, row.id, split)
     reverts = await last_authors(session, tenant_id, "alias.revert", [target(each) for each in aliases])
     counts = await hourly_requests(session, tenant_id, "adapter", [row.id], hours_until(now)[0])
     return AdapterDetail(
         record=AdapterDocument.model_validate(row),
-        aliases=[_alias(each, uses.by_version) for each in _production_first(aliases)],
+        aliases=[
+            _alias(each, by_alias[each.alias].by_version if each.alias in by_alias else {}, since[each.alias])
+            for each in _production_first(aliases)
+        ],
         gates=await gates(session, tenant_id, name),
         reverts={
             each.alias: entry
@@ -136,7 +143,7 @@ async def adapter(
         versions=[_version(each, aliases, uses.by_version, residency) for each in shown],
         older=shown[-1].version if len(found) > PAGE else None,
         requests_24h=sum(counts[row.id].values()),
-        is_sample=uses.is_partial,
+        is_sample=uses.is_partial or any(each.is_partial for each in by_alias.values()),
         is_residency_known=residency is not None and residency.is_known,
     )
 
@@ -193,7 +200,7 @@ def _production_first(aliases: Sequence[AliasDocument]) -> list[AliasDocument]:
     return sorted(aliases, key=lambda each: (each.alias != "production", each.alias))
 
 
-def _alias(record: AliasDocument, uses: Mapping[int, VersionUse]) -> AliasUse:
+def _alias(record: AliasDocument, uses: Mapping[int, VersionUse], since: datetime) -> AliasUse:
     answered = sum(uses[version].requests for version in record.targets if version in uses)
     return AliasUse(
         record,
@@ -206,6 +213,7 @@ def _alias(record: AliasDocument, uses: Mapping[int, VersionUse]) -> AliasUse:
             )
             for share in record.split
         ],
+        since,
     )
 
 

@@ -82,8 +82,11 @@ async def test_an_adapter_shows_what_its_targets_answered(database: Database) ->
     coral, key = tenant.adapters["coral"], next(iter(tenant.keys.values()))
     await add_versions(database, tenant.id, "coral", "ready", "ready", split={1: 75, 2: 25})
     now = datetime.now(UTC)
-    used = [Used(coral, key, now, adapter_version=1) for _ in range(2)]
-    used += [Used(coral, key, now, adapter_version=2, outcome="failed")]
+    used = [Used(coral, key, now, adapter_version=1, alias="production") for _ in range(2)]
+    used += [Used(coral, key, now, adapter_version=2, outcome="failed", alias="production")]
+    # One that names its version, and one from before the split.
+    used += [Used(coral, key, now, adapter_version=2)]
+    used += [Used(coral, key, now - timedelta(hours=2), adapter_version=2, alias="production")]
     used += [Used(coral, key, now - timedelta(hours=30), adapter_version=2)]
     settle(database.url, tenant, used)
     async with database.as_tenant(tenant.id) as session:
@@ -99,7 +102,7 @@ async def test_an_adapter_shows_what_its_targets_answered(database: Database) ->
             (2, "host", ["production 25 %"]),
             (1, "device", ["production 75 %"]),
         ]
-        assert found.requests_24h == 3 and not found.is_sample and production.record.previous is None
+        assert found.requests_24h == 5 and not found.is_sample and production.record.previous is None
         with pytest.raises(VersionNotFound):
             await adapter.version(session, tenant.id, "coral", 3)
     other = await make_tenant(database, "other")
