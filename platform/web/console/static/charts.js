@@ -92,7 +92,7 @@ function draw(figure) {
   const canvas = /** @type {HTMLElement} */ (figure.querySelector(".canvas"));
   const readout = /** @type {HTMLElement} */ (figure.querySelector(".readout"));
   const { times, columns, names, labels } = read(figure);
-  if (!times.length) return;
+  if (!times.length || !columns.length) return;
   const bars = figure.dataset.chart === "bars";
   const step = times.length > 1 ? Math.min(...times.slice(1).map((at, place) => at - times[place])) : DAY;
   const drawn = bars ? stacked(columns) : columns;

@@ -65,8 +65,9 @@ THINGS: Final = (
     SELECT md5('adapter1')::uuid, 'canary-' || n, :tenant_id, 'suite-1', 'a', 0.5, 'olga' FROM numbers
     """,
     """
-    INSERT INTO evaluations (id, tenant_id, adapter_id, version, suite, suite_sha256, seed, state, total, key_id, created_by)
-    SELECT md5('evaluation' || n)::uuid, :tenant_id, md5('adapter1')::uuid, 1, 'suite-1', 'a', 0, 'queued', 1, 'key', 'olga'
+    INSERT INTO evaluations (id, tenant_id, adapter_id, version, suite, suite_sha256, profile, seed, state, total, key_id,
+        created_by)
+    SELECT md5('evaluation' || n)::uuid, :tenant_id, md5('adapter1')::uuid, 1, 'suite-1', 'a', '{}', 0, 'queued', 1, 'key', 'olga'
     FROM numbers
     """,
     """

@@ -1,6 +1,6 @@
 """The overview: its numbers are those of the API, each role sees its part, and a part that does not answer says so."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -8,7 +8,7 @@ from sqlalchemy import text
 from tests.platform.web.browser import Console
 from tests.platform.web.limits.test_queries import CountingAdmissions, SilentAdmissions
 from tests.platform.web.observed_tenant import observed_tenant
-from tests.tenants.ledger.stored_usage import make_tenant
+from tests.tenants.ledger.stored_usage import Used, make_tenant, settle
 
 from loraplex.platform.demo.history import SAMPLE_KEY
 from loraplex.platform.web.console.formatting import money_spent
@@ -91,6 +91,10 @@ async def test_a_new_tenant_and_another_range(console: Console, database: Databa
     for range_name, periods in (("7d", 28), ("30d", 30), ("<script>", 24)):
         page = await browser.page(f"/console?range={range_name}")
         assert len(page.all("#t-requests tbody tr")) == periods
+    key, past = next(iter(tenant.keys.values())), datetime.now(UTC) - timedelta(hours=30)
+    settle(database.url, tenant, [Used(None, key, past)])
+    page = await (await console.signed_in("admin", tenant.name)).page("/console")
+    assert "No request in the last 24 hours." in page.text and page.all("#t-ttft")
 
 
 @pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>", "{{ 7 * 7 }}"])
