@@ -296,11 +296,11 @@ class ContentUnreadable(Conflict):
 
 
 class GateFailed(Conflict):
-    """`evaluation`: the report that does not keep the gate; None where there is no report."""
+    """`evaluation`: the report on `version` that does not keep the gate; None where there is no report."""
 
-    def __init__(self, message: str, evaluation: UUID | None) -> None:
+    def __init__(self, message: str, evaluation: UUID | None, version: int) -> None:
         super().__init__(message)
-        self.evaluation = evaluation
+        self.evaluation, self.version = evaluation, version
 
 
 class UploadClaimed(Conflict):

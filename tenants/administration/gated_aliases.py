@@ -136,15 +136,15 @@ def _refusal(
     if not reports:
         against = "" if compared is None else f" against v{compared}"
         missing = f"no evaluation of v{version} on {suite}{against} has completed"
-        return GateFailed(
-            f"the gate of {gate.alias} needs one: {missing} on the present engine, with its profile", None
-        )
+        reason = f"the gate of {gate.alias} needs one: {missing} on the present engine, with its profile"
+        return GateFailed(reason, None, version)
     report = reports[0]
     rate, on = report.pass_rate or 0.0, f"of v{version} on {suite}"
     if rate < gate.min_pass:
         reason = f"the pass rate {on} is {rate:.4g}; the gate of {gate.alias} needs {gate.min_pass:g}"
-        return GateFailed(reason, report.id)
+        return GateFailed(reason, report.id, version)
     if compared is not None and report.regression > (gate.max_regression or 0.0):
         reason = f"the pass rate {on} is {report.regression:.4g} below that of v{compared}"
-        return GateFailed(f"{reason}; the gate of {gate.alias} allows {gate.max_regression:g}", report.id)
+        reason += f"; the gate of {gate.alias} allows {gate.max_regression:g}"
+        return GateFailed(reason, report.id, version)
     return None

@@ -35,8 +35,10 @@ NEW: Final = f"{ONE}/aliases/new"
 MOVED: Final = "moved"
 """Where a form shows that the alias was moved meanwhile."""
 GATE: Final = "gate"
-"""Where it shows why the gate refuses the move; `report` has the id of the evaluation that says so."""
-FIELDS: Final = ("alias", MOVED, GATE, "report", "reason", *GuardBounds.model_fields)
+"""Where it shows why the gate refuses the move; `report` has the id of the evaluation that says so, or `unevaluated` the version
+that has none."""
+REFUSALS: Final = (MOVED, GATE, "report", "unevaluated")
+FIELDS: Final = ("alias", *REFUSALS, "reason", *GuardBounds.model_fields)
 
 router = APIRouter()
 
@@ -101,7 +103,7 @@ async def _move(submission: FormSubmission, name: str, alias: str, seen: int | N
     return _back(submission, moved)
 
 
-@form_page(router, f"{ALIAS}/rollback", "adapters/rollback.html", alias_form, fields=(MOVED,))
+@form_page(router, f"{ALIAS}/rollback", "adapters/rollback.html", alias_form, fields=REFUSALS)
 async def roll_back(submission: Submission, name: str, alias: str) -> Response:
     async with _explaining_refusal(submission, name, alias):
         moved = await submission.result(
@@ -115,7 +117,7 @@ async def roll_back(submission: Submission, name: str, alias: str) -> Response:
     return _back(submission, moved)
 
 
-@form_page(router, f"{ALIAS}/delete", "adapters/delete_alias.html", alias_form, fields=(MOVED,))
+@form_page(router, f"{ALIAS}/delete", "adapters/delete_alias.html", alias_form, fields=REFUSALS)
 async def delete_alias(submission: Submission, name: str, alias: str) -> Response:
     async with _explaining_refusal(submission, name, alias):
         await submission.run(aliases.delete, submission.tenant_id, name, alias, seen=_generation(submission))
@@ -131,8 +133,8 @@ async def _explaining_refusal(submission: FormSubmission, name: str, alias: str)
         message = await submission.query(_whereto, submission.tenant_id, name, alias)
         raise FormInvalid({MOVED: message}) from error
     except GateFailed as error:
-        report = {} if error.evaluation is None else {"report": str(error.evaluation)}
-        raise FormInvalid({GATE: f"{error}.", **report}) from error
+        place = "unevaluated" if error.evaluation is None else "report"
+        raise FormInvalid({GATE: f"{error}.", place: str(error.evaluation or error.version)}) from error
 
 
 async def _whereto(session: AsyncSession, tenant_id: UUID, name: str, alias: str) -> str:

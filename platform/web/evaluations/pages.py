@@ -4,6 +4,7 @@ Invariant: what an evaluation requests is requested by a key of the person who s
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -15,7 +16,7 @@ from loraplex.platform.evaluations.report import Report
 from loraplex.platform.web.adapters.alias_pages import ALIAS
 from loraplex.platform.web.adapters.pages import ONE, Reader, Submission, Writer
 from loraplex.platform.web.adapters.version_pages import VERSION
-from loraplex.platform.web.console.addresses import path_of
+from loraplex.platform.web.console.addresses import path_of, query_form
 from loraplex.platform.web.console.form_routes import MAX_NUMBER, VersionNumber, form_page, whole_number
 from loraplex.platform.web.console.page import ROWS, PageRequest
 from loraplex.platform.web.evaluations.routes import BY_NAME, EvaluationId, GateBody
@@ -24,7 +25,7 @@ from loraplex.platform.web.sorting import BY_ID
 from loraplex.tenants.administration import console_evaluations
 from loraplex.tenants.errors import EvaluationNotFound
 from loraplex.tenants.evaluations import queries, use_cases
-from loraplex.tenants.evaluations.records import MAX_SEED, MAX_SUITES, EvaluationDocument
+from loraplex.tenants.evaluations.records import MAX_SEED, MAX_SUITES, EvaluationDocument, SuiteDocument
 from loraplex.tenants.evaluations.use_cases import BASE
 from loraplex.tenants.pages import Part
 from loraplex.tenants.registry import queries as registry
@@ -33,6 +34,7 @@ from loraplex.tenants.scopes import ADAPTERS_WRITE, INFERENCE
 SUITES: Final = "/console/suites"
 EVALUATION: Final = f"{ONE}/evaluations/{{evaluation_id}}"
 GATE: Final = f"{ALIAS}/gate"
+PRODUCTION: Final = "production"
 ALL_SUITES: Final[Part[str]] = Part(2 * MAX_SUITES)
 """The tenant's and the installation's."""
 
@@ -96,14 +98,21 @@ async def list_evaluations(page: Reader, name: str, version: VersionNumber | Non
 
 
 async def evaluation_form(page: Writer, name: str, version: VersionNumber) -> dict[str, object]:
-    """Return what the form of a new evaluation shows. Raises `AdapterNotFound`, `VersionNotFound`."""
+    """Return what the form of a new evaluation shows: the suite and the baseline of its address, or what the gate of `production`
+    needs. Raises `AdapterNotFound`, `VersionNotFound`.
+    """
+    asked = query_form(page.http)
     async with page.reading() as session:
+        gate = (await queries.gates(session, page.tenant_id, name)).get(PRODUCTION)
+        suites = await queries.suites(session, page.tenant_id, ALL_SUITES)
         return {
             "name": name,
             "chosen": await registry.version(session, page.tenant_id, name, version),
             "versions": await registry.versions(session, page.tenant_id, name, Part(ROWS)),
             "aliases": await registry.aliases(session, page.tenant_id, name, Part(ROWS)),
-            "suites": await queries.suites(session, page.tenant_id, ALL_SUITES),
+            "suites": suites,
+            "suite": asked.text("suite") or (gate.suite if gate else _newest(suites)),
+            "baseline": asked.text("baseline") or PRODUCTION,
             "base": BASE,
             "reason": page.lacks(INFERENCE),
         }
@@ -169,7 +178,8 @@ async def gate_form(page: Writer, name: str, alias: str) -> dict[str, object]:
         return {
             "alias": await registry.alias(session, page.tenant_id, name, alias),
             "gate": (await queries.gates(session, page.tenant_id, name)).get(alias),
-            "suites": await queries.suites(session, page.tenant_id, ALL_SUITES),
+            "suites": suites,
+            "newest": _newest(suites),
         }
 
 
@@ -182,6 +192,12 @@ async def set_gate(submission: Submission, name: str, alias: str) -> Response:
     await submission.run(use_cases.set_gate, tenant_id, name, alias, suite, *bounds, scopes=scopes)
     toast = f"{name}:{alias} moves to a new version only with a report on suite {suite.name}."
     return submission.back(path_of("adapters", name), toast)
+def _newest(suites: Sequence[SuiteDocument]) -> str | None:
+    """Return the name of the tenant's newest suite; None if it has none."""
+    own = [each for each in suites if not each.shared]
+    return max(own, key=lambda each: each.created_at).name if own else None
+
+
 
 
 @form_page(router, f"{GATE}/delete", "evaluations/delete_gate.html", gate_form)

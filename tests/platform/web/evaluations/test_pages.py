@@ -148,6 +148,24 @@ async def test_a_gate_refuses_a_release_until_an_admin_gives_a_reason(
     done = await admin.submit(GATE, GATE, {"suite": "ferry", "min_pass": "0.9", "max_regression": ""})
     assert done.status_code == 303, done.text
     assert "a pass rate of at least 90.0" in (await admin.page(PIRATE)).text
+    report = await admin.page(f"{PIRATE}/evaluations/{found}")
+    said = "Gate of pirate:production: not kept (50.0 %, needs 90.0 %). Move it to v2…"
+    assert said in " ".join(report.text.split())
+    # Forms begin with what the gate needs, and a refusal without a report leads to the one that makes it.
+    form = (await admin.page(EVALUATE)).form(EVALUATE)
+    assert (form["suite"], form["baseline"]) == ("ferry", "production")
+    beside = f"{PIRATE}/aliases/beside/gate"
+    await admin.submit(
+        f"{PIRATE}/aliases/new", f"{PIRATE}/aliases/new", {"alias": "beside", "share-1": "100", "share-2": ""}
+    )
+    assert (await admin.page(beside)).form(beside)["suite"] == "ferry"
+    await admin.submit(beside, beside, {"min_pass": "0.9", "max_regression": "0.1"})
+    refused = await admin.submit(
+        f"{PIRATE}/aliases/beside/move", f"{PIRATE}/aliases/beside/move", {"share-1": "", "share-2": "100"}
+    )
+    assert Page(refused).find(".note.bad a").attributes["href"] == f"{EVALUATE}?suite=ferry&baseline=beside"
+    form = (await admin.page(f"{EVALUATE}?suite=ferry&baseline=beside")).form(EVALUATE)
+    assert (form["suite"], form["baseline"]) == ("ferry", "beside")
     split = {"share-1": "95", "share-2": "5", **GUARD}
     for role, may in (("developer", False), ("admin", True)):
         browser = await signed_in(role)
@@ -161,7 +179,10 @@ async def test_a_gate_refuses_a_release_until_an_admin_gives_a_reason(
     assert past.status_code == 303 and await targets(console, admin) == {1: 95, 2: 5}
     remove = f"{GATE}/delete"
     assert (await admin.submit(remove, remove)).status_code == 303
-    assert await actions(console) == ["alias.gate", "alias.gate.override", "alias.move", "alias.gate.delete"]
+    assert await actions(console) == [
+        *("alias.gate", "alias.create", "alias.gate", "alias.gate.override", "alias.move"),
+        "alias.gate.delete",
+    ]
 
 
 def fingerprint(console: Console) -> str | None:
