@@ -141,11 +141,19 @@ async def show_evaluation(
 ) -> Response:
     """The page asks for itself again until the evaluation has ended. `after`: how many cases are skipped."""
     found, report = await _found(page, name, evaluation_id), None
+    async with page.reading() as session:
+        gates = await queries.gates(session, page.tenant_id, name)
+        aliases = await registry.aliases(session, page.tenant_id, name, Part(ROWS))
+    asked = [
+        (each, gate)
+        for each in aliases
+        if (gate := gates.get(each.alias)) and gate.suite_sha256 == found.suite_sha256
+    ]
     if found.state == "completed":
         content = await report_text(page, page.tenant_id, evaluation_id)
         report = await asyncio.to_thread(msgspec.json.decode, content, type=Report)
     template = "evaluations/evaluation.html"
-    return page.show(template, evaluation=found, report=report, skipped=after or 0, size=ROWS)
+    return page.show(template, evaluation=found, report=report, gates=asked, skipped=after or 0, size=ROWS)
 
 
 @router.get(f"{EVALUATION}/report")
@@ -175,12 +183,19 @@ async def _found(page: PageRequest, name: str, evaluation_id: EvaluationId) -> E
 async def gate_form(page: Writer, name: str, alias: str) -> dict[str, object]:
     """Return what the form of a gate shows. Raises `AdapterNotFound`, `AliasNotFound`."""
     async with page.reading() as session:
+        suites = await queries.suites(session, page.tenant_id, ALL_SUITES)
         return {
             "alias": await registry.alias(session, page.tenant_id, name, alias),
             "gate": (await queries.gates(session, page.tenant_id, name)).get(alias),
             "suites": suites,
             "newest": _newest(suites),
         }
+
+
+def _newest(suites: Sequence[SuiteDocument]) -> str | None:
+    """Return the name of the tenant's newest suite; None if it has none."""
+    own = [each for each in suites if not each.shared]
+    return max(own, key=lambda each: each.created_at).name if own else None
 
 
 @form_page(router, GATE, "evaluations/gate.html", gate_form, fields=tuple(GateBody.model_fields))
@@ -192,12 +207,6 @@ async def set_gate(submission: Submission, name: str, alias: str) -> Response:
     await submission.run(use_cases.set_gate, tenant_id, name, alias, suite, *bounds, scopes=scopes)
     toast = f"{name}:{alias} moves to a new version only with a report on suite {suite.name}."
     return submission.back(path_of("adapters", name), toast)
-def _newest(suites: Sequence[SuiteDocument]) -> str | None:
-    """Return the name of the tenant's newest suite; None if it has none."""
-    own = [each for each in suites if not each.shared]
-    return max(own, key=lambda each: each.created_at).name if own else None
-
-
 
 
 @form_page(router, f"{GATE}/delete", "evaluations/delete_gate.html", gate_form)
