@@ -31,8 +31,6 @@ SHOWN: Final = 10
 
 app = typer.Typer(name="eval", help="Evaluate adapters and models by suites of cases.", no_args_is_help=True)
 
-Share = Annotated[float | None, typer.Option(min=0.0, max=1.0)]
-
 
 @app.callback()
 def evaluations() -> None:
@@ -49,8 +47,15 @@ def run_command(
     baseline: Annotated[
         str | None, typer.Option(help="What it is compared with, such as NAME:production.")
     ] = None,
-    min_pass: Share = None,
-    max_regression: Share = None,
+    min_pass: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="The least pass rate: 0.95 is 95 %.")
+    ] = None,
+    max_regression: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, help="By how much it may be below that of --baseline: 0.02 is 2 points."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of cases with a temperature.")] = 0,
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
     out: Annotated[Path | None, typer.Option(help="Write the report to this file.")] = None,
