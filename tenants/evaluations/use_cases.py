@@ -34,7 +34,7 @@ from loraplex.tenants.evaluations.records import (
     SuiteDocument,
 )
 from loraplex.tenants.ids import uuid7
-from loraplex.tenants.models import AdapterVersion, AliasGate, Evaluation, EvaluationAnswer, Suite
+from loraplex.tenants.models import Adapter, AdapterVersion, AliasGate, Evaluation, EvaluationAnswer, Suite
 from loraplex.tenants.names import ADAPTER_NAME, ADAPTER_RULE, check_pattern
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
@@ -113,13 +113,15 @@ async def delete_suite(uow: UnitOfWork, tenant_id: UUID | None, name: str) -> No
     await lock(uow.session, f"suite:{row.id}")
     if row.tenant_id != tenant_id:
         raise SuiteNotFound(f"suite {name} is the installation's: only an operator deletes it")
-    gate = select(AliasGate.alias).where(AliasGate.suite_id == row.id).limit(1)
-    running = (
-        select(Evaluation.id).where(Evaluation.suite_id == row.id, Evaluation.state.in_(OPEN_STATES)).limit(1)
-    )
-    for query, what in ((gate, "a gate"), (running, "an evaluation that has not ended")):
-        if await uow.session.scalar(query) is not None:
-            raise InUse(f"{what} needs suite {name}")
+    gate = select(Adapter.name, AliasGate.alias).join(Adapter, Adapter.id == AliasGate.adapter_id)
+    running = select(Adapter.name, Evaluation.version).join(Adapter, Adapter.id == Evaluation.adapter_id)
+    running = running.where(Evaluation.suite_id == row.id, Evaluation.state.in_(OPEN_STATES))
+    for query, what in (
+        (gate.where(AliasGate.suite_id == row.id), "the gate of {}:{}"),
+        (running, "an evaluation of {}@{} that has not ended"),
+    ):
+        if found := (await uow.session.execute(query.limit(1))).first():
+            raise InUse(f"{what.format(*found)} needs suite {name}")
     await uow.session.delete(row)
     await uow.session.flush()
     await uow.audit.record("suite.delete", f"suites/{name}", {"sha256": row.sha256}, tenant_id=tenant_id)

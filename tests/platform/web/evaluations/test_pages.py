@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 from uuid import UUID
 
@@ -166,12 +167,16 @@ async def test_a_gate_refuses_a_release_until_an_admin_gives_a_reason(
     assert Page(refused).find(".note.bad a").attributes["href"] == f"{EVALUATE}?suite=ferry&baseline=beside"
     form = (await admin.page(f"{EVALUATE}?suite=ferry&baseline=beside")).form(EVALUATE)
     assert (form["suite"], form["baseline"]) == ("ferry", "beside")
+    needed = await admin.submit(f"{SUITES}/ferry/delete", f"{SUITES}/ferry/delete")
+    assert re.search("the gate of pirate:(production|beside) needs suite ferry", needed.text, re.IGNORECASE)
     split = {"share-1": "95", "share-2": "5", **GUARD}
     for role, may in (("developer", False), ("admin", True)):
         browser = await signed_in(role)
         refused = await browser.submit(MOVE, MOVE, split)
         page = Page(refused)
-        assert refused.status_code == 422 and "the gate of production needs 0.9" in page.find(".note.bad").text()
+        assert (
+            refused.status_code == 422 and "the gate of production needs 0.9" in page.find(".note.bad").text()
+        )
         assert page.find(".note.bad a").attributes["href"] == f"{PIRATE}/evaluations/{found}"
         assert ("reason" in page.form(MOVE)) is may and page.form(MOVE)["share-2"] == "5"
         assert ("takes the scope tenant:admin" in page.text) is not may
@@ -263,6 +268,10 @@ async def test_pages_of_evaluations_in_a_browser(console: Console, admin: Browse
             shown = await page.goto(path)
             assert shown is not None and shown.ok, path
             await accessible_in_all_looks(page)
+        bound = page.get_by_label("Failure rate")
+        assert await bound.is_disabled()
+        await page.get_by_label("Go back by itself").check()
+        assert await bound.is_enabled()
         await admin.submit(f"{SUITES}/new", f"{SUITES}/new", {"name": "ferry", "cases": json.dumps(CASE)})
         begun = await admin.submit(EVALUATE, EVALUATE, {"suite": "ferry", "baseline": "@1"})
         await page.goto(begun.headers["location"])
