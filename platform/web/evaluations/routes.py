@@ -11,6 +11,7 @@ from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.web.adapters.routes import Reader, Writer
 from loraplex.platform.web.adapters.version_routes import VERSION, Version
 from loraplex.platform.web.evaluations.suites import (
+    BINARY,
     built_in,
     new_evaluation,
     receive_suite,
@@ -45,7 +46,10 @@ REPORT: Final[dict[int | str, dict[str, Any]]] = documented()
 REPORT[200] = {"description": "The report.", "content": {"application/json": {"schema": {"type": "object"}}}}
 CONTENT: Final = {
     **REPORT,
-    200: {"description": "The file.", "content": {"application/jsonl": {"schema": {}}}},
+    200: {
+        "description": "The file.",
+        "content": {BINARY: {"schema": {"type": "string", "format": "binary"}}},
+    },
 }
 
 router = APIRouter()
@@ -97,7 +101,7 @@ async def get_suite(request: Reader, name: str) -> Response:
 @router.get(f"{SUITE}/content", responses=CONTENT)
 async def get_suite_content(request: Reader, name: str) -> Response:
     """Return the file as it was stored; that of `conformance`, too."""
-    return Response(await suite_bytes(request, request.tenant_id, name), media_type="application/jsonl")
+    return Response(await suite_bytes(request, request.tenant_id, name), media_type=BINARY)
 
 
 @router.delete(SUITE, status_code=204, responses=documented(409))

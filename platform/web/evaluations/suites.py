@@ -25,6 +25,7 @@ from loraplex.tenants.evaluations.records import FoundSuite
 from loraplex.tenants.evaluations.use_cases import NewEvaluation, NewSuite
 
 LIMITS: Final = BodyLimits(max_bytes=MAX_SUITE_BYTES, body_s=300.0)
+BINARY: Final = "application/octet-stream"
 QUERY: Final = {
     "name": "What the suite is called from now on.",
     "base": "The digest of the base model that its cases are for; absent: any.",
@@ -44,8 +45,8 @@ def suite_body() -> dict[str, Any]:
         for name, text in QUERY.items()
     ]
     extra = described(repeatable=True)
-    binary = {"schema": {"type": "string", "format": "binary"}}
-    content = {"application/jsonl": binary, "application/octet-stream": binary}
+    # Generators of clients know no type of JSONL; a request may have any.
+    content = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
     body = {"required": True, "content": content}
     return {"parameters": [*parameters, *extra["parameters"]], "requestBody": body}
 
