@@ -9,7 +9,7 @@ import binascii
 import hmac
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
@@ -124,7 +124,7 @@ def page_of(
     `filters` are the names of query parameters that select rows. A cursor carries its filters: those given next to it must
     be the same.
     """
-    given = _query(request, ("cursor", "limit", *filters))
+    given = read_query(request, ("cursor", "limit", *filters))
     limit = _limit(given.pop("limit", None))
     cursor = given.pop("cursor", None)
     if cursor is None:
@@ -150,15 +150,12 @@ def page_parameters(filters: Mapping[str, str] | None = None) -> list[dict[str, 
     ]
     for name, meaning in (filters or {}).items():
         rows.append((name, meaning, {"type": "string", "minLength": 1, "maxLength": MAX_FILTER_LENGTH}))
-    return [
-        {"in": "query", "name": name, "required": False, "description": meaning, "schema": schema}
-        for name, meaning, schema in rows
-    ]
+    return [query_parameter(*row) for row in rows]
 
 
 def flag(request: Request, name: str) -> bool:
     """Read the only query parameter of a route: `true`, or `false` as without it. Raises as `page_of`."""
-    value = _query(request, (name,)).get(name, "false")
+    value = read_query(request, (name,)).get(name, "false")
     if value not in ("true", "false"):
         raise InvalidParameter(f"`{name}` must be `true` or `false`.", param=name)
     return value == "true"
@@ -167,11 +164,18 @@ def flag(request: Request, name: str) -> bool:
 def flag_parameter(name: str, meaning: str) -> dict[str, Any]:
     """Build the `openapi_extra` of a route with such a parameter."""
     schema = {"type": "boolean", "default": False}
-    parameter = {"in": "query", "name": name, "required": False, "description": meaning, "schema": schema}
-    return {"parameters": [parameter]}
+    return {"parameters": [query_parameter(name, meaning, schema)]}
 
 
-def _query(request: Request, known: Sequence[str]) -> dict[str, str]:
+def query_parameter(
+    name: str, meaning: str, schema: Mapping[str, Any], *, required: bool = False
+) -> dict[str, Any]:
+    """Build the document of a query parameter."""
+    return {"in": "query", "name": name, "required": required, "description": meaning, "schema": schema}
+
+
+def read_query(request: Request, known: Collection[str]) -> dict[str, str]:
+    """Read the query parameters that a route knows, each given once at most. Raises `UnknownParameter`, `InvalidParameter`."""
     given: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name not in known:

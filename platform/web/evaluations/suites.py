@@ -6,15 +6,14 @@ from functools import cache
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-from starlette.requests import Request
-
-from loraplex.platform.errors import InvalidParameter, UnknownParameter
+from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.evaluations.conformance import NAME, conformance_suite
 from loraplex.platform.evaluations.suite import MAX_SUITE_BYTES, SuiteSummary, parse_suite
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.web.console.form_routes import FormSubmission
 from loraplex.platform.web.console.page import PageRequest
+from loraplex.platform.web.cursors import MAX_FILTER_LENGTH, query_parameter, read_query
 from loraplex.platform.web.openapi import described
 from loraplex.platform.web.planes import OperatorRequest, TenantRequest
 from loraplex.platform.web.transport.body_budget import body_lease
@@ -34,15 +33,9 @@ QUERY: Final = {
 
 def suite_body() -> dict[str, Any]:
     """Build the `openapi_extra` of a route that receives a suite."""
+    text = {"type": "string", "minLength": 1, "maxLength": MAX_FILTER_LENGTH}
     parameters = [
-        {
-            "in": "query",
-            "name": name,
-            "required": name == "name",
-            "description": text,
-            "schema": {"type": "string"},
-        }
-        for name, text in QUERY.items()
+        query_parameter(name, meaning, text, required=name == "name") for name, meaning in QUERY.items()
     ]
     extra = described(repeatable=True)
     # Generators of clients know no type of JSONL; a request may have any.
@@ -52,8 +45,10 @@ def suite_body() -> dict[str, Any]:
 
 
 async def receive_suite(request: TenantRequest | OperatorRequest, tenant_id: UUID | None) -> NewSuite:
-    """Read and check the file of a request, and encrypt it. Raises `SuiteInvalid` and what reading a body raises."""
-    given = _query(request.http)
+    """Read and check the file of a request, and encrypt it. Raises `SuiteInvalid`, and what reading query and body raises."""
+    given = read_query(request.http, QUERY)
+    if "name" not in given:
+        raise InvalidParameter("The query needs a `name`, as in `?name=support`.", param="name")
     with body_lease(request.http) as lease:
         content = await read_bytes(request.http, LIMITS, lease)
         request.http.state.body_sha256 = hashlib.sha256(
@@ -147,16 +142,3 @@ def built_in() -> FoundSuite:
     """Return the built-in suite."""
     suite = parse_suite(conformance_suite())
     return FoundSuite(NAME, suite.sha256, len(suite.cases))
-
-
-def _query(request: Request) -> dict[str, str]:
-    """Read the query of an upload. Raises `UnknownParameter`, `InvalidParameter`."""
-    given = dict(request.query_params)
-    for name in given:
-        if name not in QUERY:
-            raise UnknownParameter(
-                f"Unknown query parameter `{name[:64]}`; allowed: {', '.join(QUERY)}.", param=name[:64]
-            )
-    if len(given) != len(request.query_params.multi_items()) or not given.get("name"):
-        raise InvalidParameter("The query needs one `name`, as in `?name=support`.", param="name")
-    return given

@@ -6,7 +6,8 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loraplex.platform.errors import InvalidParameter, UnknownParameter
+from loraplex.platform.errors import InvalidParameter
+from loraplex.platform.web.cursors import query_parameter, read_query
 from loraplex.platform.web.invoices.invoice_formats import (
     CONTENT_SECURITY_POLICY,
     invoice_csv,
@@ -16,13 +17,11 @@ from loraplex.platform.web.responses import ApiResponse, documented, respond
 from loraplex.tenants.invoices.records import InvoiceDocument
 
 FORMATS: Final = ("json", "csv", "html")
-FORMAT: Final = {
-    "in": "query",
-    "name": "format",
-    "required": False,
-    "description": "`json`, `csv`, or `html`, a page to print.",
-    "schema": {"type": "string", "enum": list(FORMATS), "default": "json"},
-}
+FORMAT: Final = query_parameter(
+    "format",
+    "`json`, `csv`, or `html`, a page to print.",
+    {"type": "string", "enum": list(FORMATS), "default": "json"},
+)
 RESPONSES: Final = documented(response=InvoiceDocument)
 RESPONSES[200]["content"] = {f"text/{name}": {"schema": {"type": "string"}} for name in ("csv", "html")}
 _PRIVATE: Final = {"x-content-type-options": "nosniff", "cache-control": "private, no-store"}
@@ -30,15 +29,10 @@ _PRIVATE: Final = {"x-content-type-options": "nosniff", "cache-control": "privat
 
 def format_of(request: Request) -> str:
     """Read the query of one invoice. Raises `UnknownParameter`, `InvalidParameter`."""
-    for name in request.query_params:
-        if name != "format":
-            raise UnknownParameter(
-                f"Unknown query parameter `{name[:64]}`; allowed: format.", param=name[:64]
-            )
-    given = request.query_params.getlist("format") or ["json"]
-    if len(given) != 1 or given[0] not in FORMATS:
+    given = read_query(request, ("format",)).get("format", "json")
+    if given not in FORMATS:
         raise InvalidParameter(f"`format` must be one of {', '.join(FORMATS)}.", param="format")
-    return given[0]
+    return given
 
 
 def formatted(invoice: InvoiceDocument, name: str) -> Response:
