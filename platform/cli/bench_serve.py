@@ -13,7 +13,7 @@ from loraplex.platform.bench.report import Report
 from loraplex.platform.bench.serve import Measure, ServerUnderLoad, ServeShape, Target, serve_report
 from loraplex.platform.bench.token_cost import measure_cost
 from loraplex.platform.bench.workload import Distribution
-from loraplex.platform.cli.plan_cost import MICROSECONDS, parse_price
+from loraplex.platform.cli.plan_cost import MICRO, parse_price
 from loraplex.platform.startup_errors import SettingsError
 
 BaseUrl = Annotated[str | None, typer.Option(help="A running server; default: start one.")]
@@ -72,7 +72,7 @@ def measure_of(
     Raises `SettingsError`.
     """
     objectives = parse_goodput(goodput)
-    price = parse_price(price_per_hour) / MICROSECONDS if price_per_hour else None
+    price = parse_price(price_per_hour) / MICRO if price_per_hour else None
 
     async def measure(server: ServerUnderLoad) -> Report:
         report, load = Report("serve", ()), shape

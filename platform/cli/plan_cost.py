@@ -15,7 +15,8 @@ from loraplex.tenants.ledger.serving_cost import cost_per_million
 
 MAX_PRICE_MICRO = 10**12
 MAX_TOKENS_PER_SECOND = 1e9
-MICROSECONDS = 1_000_000
+MICRO = 1_000_000
+"""Microseconds of a second, and micro-units of money."""
 BENCHMARK = "serve"
 
 
@@ -29,7 +30,7 @@ class Throughput:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.tokens * MICROSECONDS / self.microseconds
+        return self.tokens * MICRO / self.microseconds
 
 
 def cost_document(price_per_hour: str, currency: str, throughput: Throughput) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def cost_lines(document: dict[str, Any]) -> list[str]:
 def parse_price(text: str) -> int:
     """Micro-units of a price such as `2.49`. Raises `SettingsError`."""
     try:
-        micro = Decimal(text) * MICROSECONDS
+        micro = Decimal(text) * MICRO
     except InvalidOperation:
         micro = Decimal(0)
     if not micro.is_finite() or micro != int(micro) or not 0 < micro <= MAX_PRICE_MICRO:
@@ -83,7 +84,7 @@ def measured(tokens_per_second: float | None, result: Path | None) -> Throughput
             f"--tokens-per-second: {tokens_per_second:g}; allowed is a number above 0 and at most {MAX_TOKENS_PER_SECOND:g}"
         )
     # So many tokens in a thousand seconds: three decimals of a rate.
-    return Throughput(max(round(tokens_per_second * 1000), 1), 1000 * MICROSECONDS)
+    return Throughput(max(round(tokens_per_second * 1000), 1), 1000 * MICRO)
 
 
 def _read(path: Path) -> Throughput:
@@ -95,7 +96,7 @@ def _read(path: Path) -> Throughput:
         prompt, output, seconds = (
             newest[name] for name in ("total_input_tokens", "total_output_tokens", "duration")
         )
-        microseconds = math.ceil(seconds * MICROSECONDS)
+        microseconds = math.ceil(seconds * MICRO)
         throughput = Throughput(int(prompt) + int(output), microseconds, int(output))
     except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
         raise SettingsError(f"--bench-result: {path} has no result of `bench serve`: {error!r}") from None
@@ -106,6 +107,6 @@ def _read(path: Path) -> Throughput:
 
 def _amount(micro: int) -> str:
     """At least two decimals, and as many more as are needed."""
-    whole, rest = divmod(micro, MICROSECONDS)
+    whole, rest = divmod(micro, MICRO)
     decimals = f"{rest:06d}".rstrip("0").ljust(2, "0")
     return f"{whole:,}.{decimals}"
