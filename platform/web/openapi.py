@@ -125,17 +125,24 @@ def referred_body(model: type[BaseModel], *headers: dict[str, Any]) -> dict[str,
 
 
 def streamed(
-    whole: type[BaseModel], events: Sequence[str], last: str, **data: dict[str, str]
+    whole: type[BaseModel], events: Sequence[str], last: str, data: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Build the success of a route that generates text. `events`: their names; `last`: the end of a stream, `data`: its schema."""
-    text = {"type": "string", "contentMediaType": "application/json", **data}
-    properties = {"data": text, "event": {"enum": [*events]}}
+    """Build the success of a route that generates text. `events`: their names; `last`: the end of a stream; `data`: the schema of
+    an event's text.
+    """
+    properties = {"data": {"type": "string", **data}, "event": {"enum": [*events]}}
     event = {"type": "object", "required": ["data"], "properties": properties}
     return {
         "description": f"The whole response, or with `stream` its events. The last one is {last}.",
         "model": whole,
         "content": {"text/event-stream": {"itemSchema": event}},
     }
+
+
+def json_text(document: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Build the schema of a text that is JSON, of a document of this schema if it is given."""
+    content = {} if document is None else {"contentSchema": document}
+    return {"contentMediaType": "application/json", **content}
 
 
 def _header(name: str, meaning: str, pattern: str, required: bool) -> dict[str, Any]:
