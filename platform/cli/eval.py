@@ -34,7 +34,7 @@ app = typer.Typer(name="eval", help="Evaluate adapters and models by suites of c
 
 @app.callback()
 def evaluations() -> None:
-    """A command of its own name, as more are to come."""
+    """Without it, typer would make `run` the group itself."""
 
 
 @app.command("run")

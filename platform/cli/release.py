@@ -32,7 +32,7 @@ BOUNDS = Bounds()
 
 @app.callback()
 def releases() -> None:
-    """A command of its own name."""
+    """Without it, typer would make `check` the group itself."""
 
 
 @app.command("check")

@@ -16,7 +16,7 @@ from loraplex.grammar.strict_json import parse_json
 from loraplex.platform.evaluations.suite import Case, Expectation, pattern_schema
 
 MAX_CHARACTERS: Final = 4000
-"""Of a judged text, and of one call's arguments; what is longer is cut."""
+"""Of a graded text, and of one call's arguments; what is longer is cut."""
 _MAX_DIGITS: Final = 400
 Validate: TypeAlias = Callable[[str, str], Awaitable[None]]
 """(schema, value), both JSON texts. Raises `SchemaNotSatisfied`."""
@@ -56,8 +56,8 @@ class Reply:
     seconds: float
 
 
-async def judged(case: Case, reply: Reply, validate: Validate) -> Answer:
-    """Read a reply and judge it by the case. What is long is judged whole and kept in part."""
+async def grade(case: Case, reply: Reply, validate: Validate) -> Answer:
+    """Read a reply, and grade it by what the case expects. A long answer is graded whole and kept in part."""
     answer = _read(reply)
     failed = (
         ["error"]

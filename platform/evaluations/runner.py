@@ -12,7 +12,7 @@ import httpx
 import msgspec
 
 from loraplex.platform.errors import GatewayError
-from loraplex.platform.evaluations.answers import Answer, Reply, Validate, judged
+from loraplex.platform.evaluations.answers import Answer, Reply, Validate, grade
 from loraplex.platform.evaluations.report import EvaluatedModel, Report, make_report
 from loraplex.platform.evaluations.suite import Suite
 
@@ -21,7 +21,8 @@ WAITED: Final = frozenset({429, 500, 502, 503, 504, 507})
 OF_THE_MODEL: Final = frozenset(
     {"adapter_quarantined", "adapter_error", "adapter_load_failed", "non_finite_logits", "timeout"}
 )
-PATIENCE_S: Final = 1800.0
+LONGEST_OUTAGE_S: Final = 1800.0
+"""For so long a request is repeated."""
 LONGEST_WAIT_S: Final = 30.0
 Ask: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[Reply]]
 """Sends the body of a chat completion."""
@@ -68,7 +69,7 @@ async def evaluate(
                 reply.headers.get("x-loraplex-adapter-digest", ""),
                 str(reply.document.get("system_fingerprint") or ""),
             )
-            result = CaseResult(index, await judged(case, reply, validate), served, reply.seconds)
+            result = CaseResult(index, await grade(case, reply, validate), served, reply.seconds)
             if not result.answer.error and served_model(results, served) != served:
                 raise EvaluationFailed(f"{model} changed while it was evaluated: evaluate it again.")
             await keep(side, result)
@@ -96,7 +97,7 @@ async def _reply(ask: Ask, body: Mapping[str, Any]) -> Reply:
         if reply.status not in WAITED | {401, 403, 404} or code in OF_THE_MODEL:
             return reply
         is_final = reply.status not in WAITED or reply.headers.get("x-should-retry") == "false"
-        if is_final or time.monotonic() - began > PATIENCE_S:
+        if is_final or time.monotonic() - began > LONGEST_OUTAGE_S:
             raise EvaluationFailed(f"{body['model']}: {_message(reply)}")
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
         await asyncio.sleep(min(max(wait_s, float(reply.headers.get("retry-after", 0))), LONGEST_WAIT_S))

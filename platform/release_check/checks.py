@@ -20,7 +20,7 @@ from loraplex.platform.bench.load import run_load
 from loraplex.platform.bench.mixes import MIXES, Mix
 from loraplex.platform.bench.report import BenchFailed
 from loraplex.platform.errors import GatewayError
-from loraplex.platform.evaluations.answers import judged, validate_here
+from loraplex.platform.evaluations.answers import grade, validate_here
 from loraplex.platform.evaluations.conformance import conformance_suite
 from loraplex.platform.evaluations.runner import asking
 from loraplex.platform.evaluations.suite import Case, Suite, read_suite
@@ -249,7 +249,7 @@ async def _conformance(pair: Pair, model: str, suite: Suite) -> list[Check]:
             async def one(case: Case) -> bool:
                 async with slots:
                     reply = await asking(client)(case.body(name, 0, "release-check"))
-                return not (await judged(case, reply, validate_here)).failed
+                return not (await grade(case, reply, validate_here)).failed
 
             return sum(await asyncio.gather(*map(one, suite.cases)))
 

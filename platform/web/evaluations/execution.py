@@ -23,6 +23,7 @@ from loraplex.platform.evaluations.report import Report, report_bytes
 from loraplex.platform.evaluations.runner import CaseResult, EvaluationFailed, evaluate
 from loraplex.platform.evaluations.suite import Suite, parse_suite
 from loraplex.platform.web.evaluations.own_requests import OwnRequests
+from loraplex.platform.web.evaluations.suites import contents_of
 from loraplex.platform.web.planes import Planes
 from loraplex.tenants.errors import StoreUnavailable, TenantsError
 from loraplex.tenants.evaluations import runs
@@ -125,7 +126,7 @@ class EvaluationExecution:
         async def keep(side: int, result: CaseResult) -> None:
             await self._keep(run, side, result, sum(map(len, sides)) + 1)
             if time.monotonic() - began > TURN_S:
-                await self._give_way(run)
+                await self._release(run)
 
         report = await evaluate(
             suite,
@@ -149,7 +150,7 @@ class EvaluationExecution:
             raise EvaluationFailed(f"its key {run.key_id} cannot go on: {error}") from error
         return await self.requests.ask(caller, body)
 
-    async def _give_way(self, run: EvaluationRun) -> None:
+    async def _release(self, run: EvaluationRun) -> None:
         """Let evaluations that wait longer go first; this one goes on in its turn."""
         async with self.planes.dependencies.database.as_operator() as session:
             await runs.release(session, run)
@@ -202,7 +203,7 @@ class EvaluationExecution:
 
     @property
     def _contents(self) -> EncryptedContents:
-        return EncryptedContents(self.planes.dependencies.derive_key)
+        return contents_of(self.planes.dependencies)
 
 
 def pause_s(headers: Mapping[str, str]) -> float:

@@ -150,7 +150,7 @@ async def show_evaluation(
         if (gate := gates.get(each.alias)) and gate.suite_sha256 == found.suite_sha256
     ]
     if found.state == "completed":
-        content = await report_text(page, page.tenant_id, evaluation_id)
+        content = await report_text(page, evaluation_id)
         report = await asyncio.to_thread(msgspec.json.decode, content, type=Report)
     template = "evaluations/evaluation.html"
     return page.show(template, evaluation=found, report=report, gates=asked, skipped=after or 0, size=ROWS)
@@ -160,7 +160,7 @@ async def show_evaluation(
 async def download_report(page: Reader, name: str, evaluation_id: EvaluationId) -> Response:
     await _found(page, name, evaluation_id)
     headers = {"content-disposition": f'attachment; filename="evaluation-{evaluation_id}.json"'}
-    content = await report_text(page, page.tenant_id, evaluation_id)
+    content = await report_text(page, evaluation_id)
     return Response(content, media_type="application/json", headers=headers)
 
 

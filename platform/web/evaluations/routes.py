@@ -101,7 +101,7 @@ async def get_suite(request: Reader, name: str) -> Response:
 @router.get(f"{SUITE}/content", responses=CONTENT)
 async def get_suite_content(request: Reader, name: str) -> Response:
     """Return the file as it was stored; that of `conformance`, too."""
-    return Response(await suite_bytes(request, request.tenant_id, name), media_type=BINARY)
+    return Response(await suite_bytes(request, name), media_type=BINARY)
 
 
 @router.delete(SUITE, status_code=204, responses=documented(409))
@@ -147,7 +147,7 @@ async def get_evaluation(request: Reader, evaluation_id: EvaluationId) -> Respon
 @router.get(f"{EVALUATION}/report", responses=REPORT)
 async def get_report(request: Reader, evaluation_id: EvaluationId) -> Response:
     """Return the report: the same bytes for the same suite, version, engine, seed and answers."""
-    content = await report_text(request, request.tenant_id, evaluation_id)
+    content = await report_text(request, evaluation_id)
     return Response(content, media_type="application/json")
 
 

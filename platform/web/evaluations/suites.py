@@ -96,21 +96,21 @@ async def new_suite(
     )
 
 
-async def suite_bytes(request: TenantRequest, tenant_id: UUID, name: str) -> bytes:
+async def suite_bytes(request: TenantRequest, name: str) -> bytes:
     """Return the file of a suite. Raises `SuiteNotFound`, `ContentUnreadable`."""
     if name == NAME:
         return conformance_suite()
-    row, encrypted = await request.query(queries.suite_content, tenant_id, name)
+    row, encrypted = await request.query(queries.suite_content, request.tenant_id, name)
     return await asyncio.to_thread(
         contents_of(request.dependencies).decrypt, row.tenant_id, row.id, encrypted
     )
 
 
-async def report_text(request: TenantRequest | PageRequest, tenant_id: UUID, evaluation_id: UUID) -> bytes:
+async def report_text(request: TenantRequest | PageRequest, evaluation_id: UUID) -> bytes:
     """Return the JSON text of a report. Raises `EvaluationNotFound`, `ContentUnreadable`."""
-    found, encrypted = await request.query(queries.report, tenant_id, evaluation_id)
+    found, encrypted = await request.query(queries.report, request.tenant_id, evaluation_id)
     decrypt = contents_of(request.dependencies).decrypt
-    return await asyncio.to_thread(decrypt, tenant_id, found.id, encrypted)
+    return await asyncio.to_thread(decrypt, request.tenant_id, found.id, encrypted)
 
 
 async def new_evaluation(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from loraplex.platform.evaluations.answers import Answer, Reply, judged, validate_here
+from loraplex.platform.evaluations.answers import Answer, Reply, grade, validate_here
 from loraplex.platform.evaluations.report import EvaluatedModel, Report, make_report, report_bytes
 from loraplex.platform.evaluations.runner import CaseResult, EvaluationFailed, evaluate
 from loraplex.platform.evaluations.statistics import paired_p_value, wilson_interval
@@ -53,12 +53,12 @@ def tokens(*pairs: tuple[float, float]) -> dict[str, Any]:
 )  # fmt: skip
 async def test_an_answer_is_judged(expect: dict[str, Any], given: Reply, failed: tuple[str, ...]) -> None:
     case = Case(messages=MESSAGES, expect=Expectation.model_validate(expect))
-    assert (await judged(case, given, validate_here)).failed == failed
+    assert (await grade(case, given, validate_here)).failed == failed
 
 
 async def test_a_long_answer_is_judged_whole_and_kept_in_part() -> None:
     case = Case(messages=MESSAGES, expect=Expectation(regex="end$"))
-    answer = await judged(case, reply("a" * 9000 + "end", calls=[("f", "1" * 9000)]), validate_here)
+    answer = await grade(case, reply("a" * 9000 + "end", calls=[("f", "1" * 9000)]), validate_here)
     assert (answer.failed, len(answer.text), len(answer.calls[0].arguments)) == ((), 4000, 4000)
 
 
