@@ -38,6 +38,7 @@ SCALE: Final = 1 / 8
 
 LOADING: Final = ("dtype", "device", "quantization")
 """Settings that a KV type is measured with."""
+TOKENIZATION: Final = "tokenization"
 VOCABULARIES_DIFFER: Final = "the vocabularies differ"
 
 
@@ -113,7 +114,7 @@ async def run_checks(
                 yield Check(name, None, 0, VOCABULARIES_DIFFER)
                 continue
             for check in await _measured(name, measure):
-                differ = differ or VOCABULARIES_DIFFER in check.detail
+                differ = differ or check.name == TOKENIZATION and _has_other_vocabulary(check)
                 yield check
 
 
@@ -129,7 +130,7 @@ def _steps(pair: Pair) -> list[tuple[str, Measure]]:
     scale = SCALE / 2 if pair.quick else SCALE
     return [
         ("adapters", partial(_adapters, pair)),
-        ("tokenization", partial(_tokenization, pair)),
+        (TOKENIZATION, partial(_tokenization, pair)),
         ("template", partial(_template, pair)),
         *((f"answers {model}", partial(_answers, pair, model)) for model in pair.models),
         *(
@@ -172,9 +173,17 @@ async def _tokenization(pair: Pair) -> list[Check]:
         for model, (one, other) in await _encoded(pair, {"prompt": batch}, required=True)
         for prompt, old, new in zip(batch, one, other, strict=True)
     ]
-    check = _equal("tokenization", found)
-    is_other = check.value is not None and check.value > 0.5
-    return [replace(check, detail=f"{VOCABULARIES_DIFFER}; {check.detail}")] if is_other else [check]
+    check = _equal(TOKENIZATION, found)
+    return [
+        replace(check, detail=f"{VOCABULARIES_DIFFER}; {check.detail}")
+        if _has_other_vocabulary(check)
+        else check
+    ]
+
+
+def _has_other_vocabulary(tokenization: Check) -> bool:
+    """Whether so many prompts differ that the vocabularies do."""
+    return tokenization.value is not None and tokenization.value > 0.5
 
 
 async def _template(pair: Pair) -> list[Check]:

@@ -6,7 +6,7 @@ audit log; but for the oldest version that the alias has, and what it goes back 
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from loraplex.tenants.canaries.records import GuardBounds
@@ -14,7 +14,7 @@ from loraplex.tenants.errors import GateFailed, InvalidField, ScopeNotHeld
 from loraplex.tenants.evaluations.queries import latest
 from loraplex.tenants.evaluations.records import EvaluationDocument
 from loraplex.tenants.evaluations.use_cases import profile_fields
-from loraplex.tenants.models import AliasGate
+from loraplex.tenants.models import Adapter, AliasGate
 from loraplex.tenants.names import check_alias_name
 from loraplex.tenants.registry import use_cases as aliases
 from loraplex.tenants.registry.adapters import AdapterRepository
@@ -55,10 +55,10 @@ async def move(
         raise InvalidField(
             "override", f"the reason for passing a gate must have 1 to {MAX_REASON} characters"
         )
-    present = await _present(uow, tenant_id, name, alias)
-    if present is not None:
-        grown = _grown(present, targets) - {min(present.targets)}
-        await _pass(uow, tenant_id, present, grown, fingerprint, override)
+    gated = await _gated(uow, tenant_id, name, alias)
+    if gated is not None:
+        grown = gated.grown(targets) - {min(gated.present.targets)}
+        await _pass(uow, tenant_id, gated, grown, fingerprint, override)
     return await aliases.move(uow, tenant_id, name, alias, targets, guard=guard, seen=seen)
 
 
@@ -75,45 +75,59 @@ async def roll_back(
 
     Raises what that raises, and `GateFailed`: two rollbacks in a row lead to the newer version again.
     """
-    present = await _present(uow, tenant_id, name, alias)
-    if present is not None:
-        grown = {each for each in _grown(present, present.previous_targets) if each > min(present.targets)}
-        await _pass(uow, tenant_id, present, grown, fingerprint, None)
+    gated = await _gated(uow, tenant_id, name, alias)
+    if gated is not None:
+        grown = gated.grown(gated.present.previous_targets)
+        newer = {version for version in grown if version > min(gated.present.targets)}
+        await _pass(uow, tenant_id, gated, newer, fingerprint, None)
     return await aliases.roll_back(uow, tenant_id, name, alias, seen=seen)
 
 
-async def _present(uow: UnitOfWork, tenant_id: UUID, name: str, alias: str) -> AliasDocument | None:
-    """Return a gated alias, whose adapter is locked; None for one without a gate."""
+class _Gated(NamedTuple):
+    """A gated alias as it is now. Its adapter is locked."""
+
+    adapter: Adapter
+    gate: AliasGate
+    present: AliasDocument
+
+    def grown(self, targets: Mapping[int, int]) -> set[int]:
+        """Return the versions that get more requests than now."""
+        return {each for each, weight in targets.items() if weight > self.present.targets.get(each, 0)}
+
+
+async def _gated(uow: UnitOfWork, tenant_id: UUID, name: str, alias: str) -> _Gated | None:
+    """Return a gated alias; None for one without a gate."""
     adapter = await AdapterRepository(uow.session, tenant_id).locked(name)
-    if await uow.session.get(AliasGate, (adapter.id, check_alias_name(alias))) is None:
+    gate = await uow.session.get(AliasGate, (adapter.id, check_alias_name(alias)))
+    if gate is None:
         return None
-    return await AliasRepository(uow.session, tenant_id).get(name, alias)
-
-
-def _grown(present: AliasDocument, targets: Mapping[int, int]) -> set[int]:
-    return {version for version, weight in targets.items() if weight > present.targets.get(version, 0)}
+    return _Gated(adapter, gate, await AliasRepository(uow.session, tenant_id).get(name, alias))
 
 
 async def _pass(
     uow: UnitOfWork,
     tenant_id: UUID,
-    present: AliasDocument,
+    gated: _Gated,
     versions: Collection[int],
     fingerprint: str | None,
     override: GateOverride | None,
 ) -> None:
     """Let versions pass the gate of an alias. Raises `GateFailed`, `ScopeNotHeld`."""
-    adapters = AdapterRepository(uow.session, tenant_id)
-    adapter = await adapters.get(present.name)
-    gate = await uow.session.get_one(AliasGate, (adapter.id, present.alias))
-    main = await adapters.version_of(adapter, present.main_version)
-    # None can be made against a version that is not served any more.
-    compared = main.version if main.state == "ready" and gate.max_regression is not None else None
+    adapters, (adapter, gate, present) = AdapterRepository(uow.session, tenant_id), gated
     found = await latest(uow.session, adapter, sorted(versions), gate.suite_sha256)
     for version, reports in found.items():
         profile = profile_fields(await adapters.version_of(adapter, version))
-        kept = [each for each in reports if fingerprint in (None, each.system_fingerprint)]
-        refusal = _refusal(gate, version, [each for each in kept if each.profile == profile], compared)
+        reports = [
+            each
+            for each in reports
+            if each.profile == profile and fingerprint in (None, each.system_fingerprint)
+        ]
+        compared = None
+        if gate.max_regression is not None:
+            main = await adapters.version_of(adapter, _replaced(present, version))
+            # None can be made against a version that is not served any more.
+            compared = main.version if main.state == "ready" else None
+        refusal = _refusal(gate, present.name, version, reports, compared)
         if refusal is None:
             continue
         if override is None:
@@ -126,13 +140,19 @@ async def _pass(
         await uow.audit.record("alias.gate.override", place, None, noted, tenant_id=tenant_id)
 
 
+def _replaced(present: AliasDocument, version: int) -> int:
+    """Return the version with the largest share beside `version`."""
+    others = [each for each in present.split if each.version != version]
+    return max(others, key=lambda each: (each.weight, each.version)).version
+
+
 def _refusal(
-    gate: AliasGate, version: int, reports: list[EvaluationDocument], compared: int | None
+    gate: AliasGate, name: str, version: int, reports: list[EvaluationDocument], compared: int | None
 ) -> GateFailed | None:
     """Return why a gate refuses a version; None if the newest of its reports keeps it. `compared`: with which version."""
     suite = f"suite {gate.suite} ({gate.suite_sha256[:12]})"
     if compared is not None:
-        reports = [each for each in reports if (each.baseline or "").endswith(f"@{compared}")]
+        reports = [each for each in reports if each.baseline == f"{name}@{compared}"]
     if not reports:
         against = "" if compared is None else f" against v{compared}"
         missing = f"no evaluation of v{version} on {suite}{against} has completed"

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from pydantic import Field, WithJsonSchema
 from starlette.responses import Response
 
-from loraplex.platform.errors import InvalidParameter
+from loraplex.platform.auth.authenticator import check_scope
 from loraplex.platform.web.adapters.routes import Reader, Writer
 from loraplex.platform.web.adapters.version_routes import VERSION, Version
 from loraplex.platform.web.evaluations.suites import (
@@ -123,10 +123,7 @@ async def start_evaluation(
     body: Annotated[NewEvaluationBody, request_model(NewEvaluationBody)],
 ) -> Response:
     """Queue an evaluation. Its requests are this key's, which needs `inference`: they are charged and limited as any."""
-    if INFERENCE not in request.caller.scopes:
-        raise InvalidParameter(
-            f"The key needs the scope `{INFERENCE}`: the requests are its own.", param="Authorization"
-        )
+    check_scope(request.caller, INFERENCE)
     asked = {"seed": body.seed, "key_id": request.caller.key_id, "address": request.caller.address}
     new = await new_evaluation(request, min(version, MAX_VERSION), body.suite, body.baseline, **asked)
     return await request.run(use_cases.start, request.tenant_id, name, new)

@@ -211,6 +211,19 @@ async def test_a_gate_knows_the_profile_that_was_evaluated(admin: ManagedTenant)
     assert (await admin.put("production", {"version": 2}, 1)).status_code == 200
 
 
+async def test_a_release_goes_on_to_all_requests_by_the_report_it_began_with(admin: ManagedTenant) -> None:
+    await upload(admin)
+    gate = {"suite": "harbor", "min_pass": 0.0, "max_regression": 1.0}
+    assert (await admin.http.put(GATE, json=gate)).status_code == 200
+    async with executing(admin.gateway):
+        assert (await evaluate(admin, 2))["baseline"] == "pirate@1"
+    for generation, share in enumerate((5, 50, 95, 100), 1):
+        shares = {1: 100 - share, 2: share}
+        split = [{"version": version, "weight": weight} for version, weight in shares.items() if weight]
+        moved = await admin.put("production", {"split": split}, generation)
+        assert moved.status_code == 200, moved.text
+
+
 async def test_two_runs_give_the_same_bytes_and_are_charged(admin: ManagedTenant) -> None:
     await upload(admin)
     reports = []
@@ -247,6 +260,9 @@ async def test_what_an_evaluation_is_refused_for(admin: ManagedTenant) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (status, param), body
     assert (await admin.http.post(EVALUATIONS.format(9), json={"suite": "harbor"})).status_code == 404
     assert (await admin.http.get(f"evaluations/{uuid4()}")).status_code == 404
+    without = {"authorization": f"Bearer {await _key(admin, ['adapters:write'])}"}
+    refused = await admin.http.post(path, json={"suite": "harbor"}, headers=without)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "insufficient_scope")
     for _ in range(10):
         assert (await admin.http.post(path, json={"suite": "harbor"})).status_code == 202
     assert (await admin.http.post(path, json={"suite": "harbor"})).json()["error"]["code"] == "limit_reached"
