@@ -256,7 +256,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of the served model that a gateway needs.
 
     `vocabulary_sha256`: of the embedding and the head before quantization (`checkpoints/vocabulary_digests.py`).
-    `system_fingerprint`: of `checkpoints/digest.py`; None from an engine of an earlier release.
+    `system_fingerprint`: of `checkpoints/digest.py`; None from an engine of an earlier release. `device`: its name, such as NVIDIA H100
+    80GB HBM3, or CPU.
     """
 
     model_digest: str
@@ -271,6 +272,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int] = []
     prefix_caching: bool = True
     vocabulary_sha256: dict[str, str] = {}
+    device: str = ""
 
 
 class TenantSteps(msgspec.Struct, frozen=True):

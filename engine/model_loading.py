@@ -95,6 +95,7 @@ def load_model(
         eos_token_ids=sorted(model.eos_token_ids),
         prefix_caching=config.cache.prefix_caching,
         vocabulary_sha256=dict(vocabulary_digests(path, model, checkpoint)),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
     )
     on_described(info)
     state = decoder_state(model, checkpoint, dtype, device, config.quantization)

@@ -15,6 +15,7 @@ from loraplex.tenants.models import (
     ApiKey,
     AuditEntry,
     Base,
+    EngineMinuteRow,
     Evaluation,
     IdempotencyRecord,
     Invitation,
@@ -36,6 +37,7 @@ METER_EVENTS: Final = timedelta(days=60)
 """The time for which exported meter events are kept, from their hour; longer than hours are compared."""
 PEOPLE: Final = timedelta(days=30)
 """The time for which links, invitations and known networks are kept after their end, and people without any right."""
+ENGINE_MINUTES: Final = timedelta(days=7)
 CONSOLE_KEYS: Final = timedelta(days=1)
 """The time for which keys of the console's pages are kept after their end, unless requests used them: usage names those."""
 ALONE: Final = text("SELECT pg_try_advisory_xact_lock(hashtextextended('loraplex retention', 0))")
@@ -96,6 +98,7 @@ class RetentionRepository:
             (QuotaEvent, QuotaEvent.created_at < events),
             (Evaluation, Evaluation.ended_at < events),
             (OutboxEvent, OutboxEvent.created_at < self._now - WEBHOOK_EVENTS),
+            (EngineMinuteRow, EngineMinuteRow.minute < self._now - ENGINE_MINUTES),
             (MeterExport, MeterExport.sent_at.is_not(None) & (MeterExport.hour < self._now - METER_EVENTS)),
             (IdempotencyRecord, IdempotencyRecord.expires_at < self._now),
             (RecordedRequest, RecordedRequest.expires_at < self._now),

@@ -7,6 +7,7 @@ those with `max by (engine)`.
 import math
 from collections.abc import Callable
 from functools import partial
+from uuid import uuid4
 
 from prometheus_client import (
     CollectorRegistry,
@@ -22,6 +23,7 @@ from loraplex.platform.observability.adapter_names import AdapterNames
 from loraplex.platform.observability.admission_metrics import AdmissionMetrics
 from loraplex.platform.observability.billing_metrics import BillingMetrics
 from loraplex.platform.observability.engine_metrics import EngineCollector
+from loraplex.platform.observability.engine_minutes import EngineMinutes
 from loraplex.platform.observability.http_metrics import HttpMetrics
 from loraplex.platform.observability.request_stats import RequestStats
 from loraplex.platform.observability.usage_metrics import UsageMetrics
@@ -75,6 +77,7 @@ class Metrics:
         self.billing = BillingMetrics(registry)
         self.http = HttpMetrics(registry)
         self.usage = UsageMetrics(registry)
+        self.minutes = EngineMinutes(engines, uuid4())
         ProcessCollector(registry=registry)
         self._adapter_names = AdapterNames() if adapter_names else None
         registry.register(EngineCollector(model_name, engines, self._adapter_names))

@@ -43,6 +43,7 @@ from loraplex.platform.inference.structured_output.value_validation import (
     value_validation_task,
 )
 from loraplex.platform.jobs.canary_watch import CanaryWatch
+from loraplex.platform.jobs.engine_minutes import EngineMinuteWriter
 from loraplex.platform.jobs.housekeeping import Housekeeping
 from loraplex.platform.jobs.meter_export import MeterExporter, MeterFile, MeterSink, MeterUrl
 from loraplex.platform.jobs.month_closing import MonthClosing
@@ -201,6 +202,7 @@ def _jobs(
     yield report_other_fingerprints(database, resources.info.system_fingerprint)
     yield _housekeeping(settings, dependencies, resources).run()
     yield MonthClosing(database=database, grace=timedelta(hours=settings.invoice_grace_hours)).run()
+    yield EngineMinuteWriter(database=database, minutes=resources.metrics.minutes).run()
     yield CanaryWatch(database=database, publisher=resources.admissions).run()
     billing.watch_counters(lambda: resources.admissions.reconciliation.drifts_pico)
     yield UsageReconciliation(database=database, recorder=billing).run()

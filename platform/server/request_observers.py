@@ -21,7 +21,7 @@ def request_observers(settings: Settings, metrics: Metrics, stack: AsyncExitStac
         stack.push_async_callback(asyncio.to_thread, traces.close)
         observers.append(traces.record)
     # The access line has the id that the trace got.
-    return [*observers, log_request, metrics.http.record, metrics.usage.record]
+    return [*observers, log_request, metrics.http.record, metrics.usage.record, metrics.minutes.observe]
 
 
 def load_tracing() -> ModuleType:

@@ -8,6 +8,7 @@ from loraplex.platform.web.account import pages as account
 from loraplex.platform.web.adapters import alias_pages, version_pages
 from loraplex.platform.web.adapters import pages as adapters
 from loraplex.platform.web.audit import pages as audit
+from loraplex.platform.web.engine import live_pages
 from loraplex.platform.web.engine import operator_pages as engine
 from loraplex.platform.web.evaluations import pages as evaluations
 from loraplex.platform.web.invoices import credit_pages
@@ -61,5 +62,6 @@ def page_routers(dependencies: GatewayDependencies) -> list[APIRouter]:
         credit_pages.router,
         operator_invoices.router,
         operator_usage.router,
+        live_pages.router,
         engine.router,
     ]

@@ -1,6 +1,7 @@
 """The tables (SQLAlchemy 2). Invariant: every row of a tenant carries `tenant_id`, and row-level security is forced on it."""
 
 from loraplex.tenants.canaries.tables import AliasGuard
+from loraplex.tenants.engine_minutes.tables import EngineMinuteRow
 from loraplex.tenants.evaluations.tables import AliasGate, Evaluation, EvaluationAnswer, Suite
 from loraplex.tenants.invoices.tables import CreditEntry, CreditGrant, Invoice, InvoiceLineRow, InvoiceNumber
 from loraplex.tenants.models.accounts import ENVIRONMENTS, ApiKey, Tenant
@@ -80,6 +81,7 @@ __all__ = [
     "CreditEntry",
     "CreditGrant",
     "DataPolicy",
+    "EngineMinuteRow",
     "Evaluation",
     "EvaluationAnswer",
     "Gateway",

@@ -10,6 +10,8 @@ from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
+from loraplex.tenants.engine_minutes.records import EngineMinute
+from loraplex.tenants.engine_minutes.use_cases import keep
 from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.models import ApiKey, Quota
 from loraplex.tenants.people.console_keys import issue_console_key
@@ -85,6 +87,7 @@ async def test_old_records_are_deleted_and_recent_ones_stay(database: Database) 
         "outbox_events": 4,
         "meter_exports": 0,
         "evaluations": 0,
+        "engine_minutes": 0,
         "api_keys": 0,
         **dict.fromkeys(OF_PEOPLE, 0),
     }
@@ -203,7 +206,7 @@ async def test_a_batch_is_bounded_and_one_sweeps_at_a_time(database: Database) -
     async with database.as_operator() as one, database.as_operator() as two:
         first = await RetentionRepository(one, RETENTION).sweep(6)
         second = await RetentionRepository(two, RETENTION).sweep(6)
-    others = dict.fromkeys(("meter_exports", "api_keys", "evaluations", *OF_PEOPLE), 0)
+    others = dict.fromkeys(("meter_exports", "api_keys", "engine_minutes", "evaluations", *OF_PEOPLE), 0)
     assert first == {**dict.fromkeys(FILLED, 6), **others} and set(second.values()) == {0}
     assert await sweep(database, 6) == {**dict.fromkeys(FILLED, 4), **others}
 
@@ -265,3 +268,13 @@ async def test_what_people_leave_is_deleted_after_its_end(database: Database) ->
     async with database.as_operator() as session:
         left = set(await session.scalars(text("SELECT email FROM users")))
     assert left == {f"{name}@example.com" for name in ("member", "operator", "seen", "new")}
+
+
+async def test_minutes_of_engines_stay_a_week(database: Database) -> None:
+    counts = {name: 0 for name, field in EngineMinute.model_fields.items() if field.annotation is int}
+    async with database.as_operator() as session:
+        for days in (6, 8):
+            at = datetime.now(UTC) - timedelta(days=days)
+            own = {"minute": at, "gateway": uuid4(), "host": "h", "address": ""}
+            await keep(session, [EngineMinute.model_validate(counts | own)])
+    assert (await sweep(database, 100))["engine_minutes"] == 1

@@ -72,7 +72,7 @@ def test_the_query_finds_a_table_that_is_not(database_url: str) -> None:
 
 WITHOUT_RIGHTS = {
     *("gateways", "admission_epochs", "price_epochs", "invoice_numbers", "installation"),
-    *("one_time_links", "recovery_codes", "sign_in_throttles", "sign_up_plans"),
+    *("one_time_links", "recovery_codes", "sign_in_throttles", "sign_up_plans", "engine_minutes"),
 }
 WITH_SECRETS = {"api_keys", "users", "sessions", "invitations"}
 

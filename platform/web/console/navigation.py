@@ -85,6 +85,7 @@ OPERATOR_AREA: Final = (
     Group(
         "Service",
         (
+            Entry("Live", "/operator/console/live", "live"),
             Entry("Engine", "/operator/console/engine", "adapters"),
             Entry("Drift", "/operator/console/drift", "limits"),
             Entry("Health", "/operator/console/health", "overview"),

@@ -91,13 +91,15 @@ class KvCache(ResponseModel):
 class EngineDocument(ResponseModel):
     """The parts are null while the engine does not respond. `failure`: why it does not run, if known.
 
-    `number` stays with the engine. `address` is its socket, `device` what it has for itself, if this server started it.
+    `number` stays with the engine. `address` is its socket, `device` what it has for itself, if this server started it, and
+    `hardware` the name of that, such as `NVIDIA H100 80GB HBM3` or `CPU`.
     `open_requests`: those of this gateway. `starting`: it has never answered this gateway.
     """
 
     number: int
     address: str | None
     device: str | None
+    hardware: str | None
     state: EngineStateName
     open_requests: int
     connected: bool
@@ -197,6 +199,7 @@ def _document(state: EngineState, block_size: int) -> EngineDocument:
         number=state.number,
         address=state.address,
         device=state.device,
+        hardware=state.hardware,
         state=state.state,
         open_requests=state.open_requests,
         connected=state.connected,

@@ -6,6 +6,7 @@ compared counters with the ledger; reading it compares nothing.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, NamedTuple, TypeAlias
@@ -31,12 +32,13 @@ class EngineState:
     """One engine, by its number. `stats`: its newest numbers, which it sent at `known_at`; None before the first.
 
     `failure`: why it does not run, if that is known. `silent_s`: seconds since it was heard. `device`: what it has for itself, if
-    this server started it. `open_requests`: those of this gateway.
+    this server started it, and `hardware` the name of that. `open_requests`: those of this gateway.
     """
 
     number: int
     address: str | None
     device: str | None
+    hardware: str | None
     state: EngineStateName
     open_requests: int
     connected: bool
@@ -59,9 +61,9 @@ async def engine_states(engine: EngineClient, now: datetime) -> tuple[EngineStat
     """Describe every engine of a pool by its newest snapshot, or the single engine by its current state."""
     if isinstance(engine, EnginePool):
         return tuple(_state(number, each) for number, each in engine.observed().items())
-    stats, failure = None, None
+    stats, failure, hardware = None, None, None
     try:
-        stats = await engine.stats()
+        stats, hardware = await engine.stats(), engine.info().device or None
     except EngineUnavailable as error:
         failure = str(error)
     return (
@@ -69,6 +71,7 @@ async def engine_states(engine: EngineClient, now: datetime) -> tuple[EngineStat
             number=0,
             address=None,
             device=None,
+            hardware=hardware,
             state="up" if stats is not None else "down",
             open_requests=0 if stats is None else stats.running + stats.waiting,
             connected=stats is not None,
@@ -86,6 +89,7 @@ def _state(number: int, engine: ObservedEngine) -> EngineState:
         number=number,
         address=engine.address or None,
         device=engine.device,
+        hardware=_hardware(engine),
         state=_state_name(engine),
         open_requests=engine.open_requests,
         connected=engine.connected,
@@ -95,6 +99,12 @@ def _state(number: int, engine: ObservedEngine) -> EngineState:
         known_at=engine.known_at,
         silent_s=engine.silent_for(),
     )
+
+
+def _hardware(engine: ObservedEngine) -> str | None:
+    with suppress(EngineUnavailable):
+        return engine.info().device or None
+    return None
 
 
 def _state_name(engine: ObservedEngine) -> EngineStateName:

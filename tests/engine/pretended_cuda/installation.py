@@ -69,6 +69,7 @@ def _patch_cuda(patch: pytest.MonkeyPatch, state: StreamState) -> None:
         "_lazy_init": lambda: None,
         "current_device": lambda: 0,
         "get_device_capability": lambda device=None: CAPABILITY,
+        "get_device_name": lambda device=None: "pretended",
         "mem_get_info": lambda device=None: (FREE_BYTES, TOTAL_BYTES),
         "memory_reserved": lambda device=None: 0,
         "empty_cache": lambda: state.host_call("torch.cuda.empty_cache"),

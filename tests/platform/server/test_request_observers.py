@@ -22,7 +22,7 @@ TRACING = "loraplex.platform.observability.tracing"
 async def test_only_log_and_metrics_see_requests_by_default() -> None:
     async with AsyncExitStack() as stack:
         metrics = Metrics("m", "1.2.3", 4096, EnginePool([Managed()]))
-        counted = [log_request, metrics.http.record, metrics.usage.record]
+        counted = [log_request, metrics.http.record, metrics.usage.record, metrics.minutes.observe]
         assert request_observers(Settings(), metrics, stack) == counted
 
 
@@ -30,7 +30,7 @@ async def test_an_endpoint_adds_traces() -> None:
     async with AsyncExitStack() as stack:
         metrics = Metrics("m", "1.2.3", 4096, EnginePool([Managed()]))
         first, *others = request_observers(Settings(otlp_endpoint="http://127.0.0.1:9"), metrics, stack)
-        assert len(others) == 3 and first.__qualname__ == "RequestTraces.record"
+        assert len(others) == 4 and first.__qualname__ == "RequestTraces.record"
 
 
 def test_without_the_extra_a_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

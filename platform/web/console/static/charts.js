@@ -1,7 +1,7 @@
 // @ts-check
 /**
- * Draws each `figure[data-chart]` from the table it names. Numbers come from the page only: `th[data-t]` are seconds,
- * `td[data-v]` values, a cell without one is a gap.
+ * Draws each `figure[data-chart]` from the table it names, or the columns of it in `data-columns`, and again when its rows are
+ * replaced. Numbers come from the page only: `th[data-t]` are seconds, `td[data-v]` values, a cell without one is a gap.
  */
 
 /** @typedef {{ times: number[], columns: (number | null)[][], names: string[], labels: string[] }} Numbers */
@@ -19,7 +19,8 @@ const Plot = /** @type {any} */ (window).uPlot;
 function read(figure) {
   const table = /** @type {HTMLTableElement} */ (document.getElementById(figure.dataset.table ?? ""));
   const heads = [...table.querySelectorAll("thead th")];
-  const shown = heads.flatMap((head, place) => (place && !(/** @type {HTMLElement} */ (head).dataset.omit) ? [place] : []));
+  const chosen = figure.dataset.columns?.split(" ").map(Number);
+  const shown = chosen ?? heads.flatMap((head, place) => (place && !(/** @type {HTMLElement} */ (head).dataset.omit) ? [place] : []));
   const rows = [...table.querySelectorAll("tbody tr")].sort((one, other) => time(one) - time(other));
   return {
     times: rows.map(time),
@@ -68,7 +69,7 @@ function axisLabels(figure, splits) {
 function moment(seconds, step) {
   const at = new Date(seconds * 1000);
   const day = `${at.getUTCDate()}\u00a0${MONTHS[at.getUTCMonth()]}`;
-  const hour = `${String(at.getUTCHours()).padStart(2, "0")}:00`;
+  const hour = at.toISOString().slice(11, 16);
   return step >= DAY || (step > 3600 && hour === "00:00") ? day : hour;
 }
 
@@ -114,7 +115,7 @@ function draw(figure) {
         y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, (most || Number(figure.dataset.scale) || 1) * 1.05] },
       },
       axes: [
-        { ...look, size: 28, grid: { show: false }, incrs: [...[1, 2, 3, 4, 6, 12].map((hours) => hours * 3600), ...[1, 2, 3, 7, 14, 28].map((days) => days * DAY)].filter((each) => each % step === 0), space: 56, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((at) => moment(at, step)) },
+        { ...look, size: 28, grid: { show: false }, incrs: [...[300, 900], ...[1, 2, 3, 4, 6, 12].map((hours) => hours * 3600), ...[1, 2, 3, 7, 14, 28].map((days) => days * DAY)].filter((each) => each % step === 0), space: 56, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((at) => moment(at, step)) },
         { ...look, border: { show: false }, grid: { stroke: line, width: 1 }, size: (/** @type {any} */ self, /** @type {string[] | null} */ texts) => labelWidth(self, texts, font), space: 32, incrs: STEPS, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => axisLabels(figure, splits) },
       ],
       series: [
@@ -152,6 +153,8 @@ function attach(figure) {
   new ResizeObserver(() => drawn?.plot.setSize({ width: canvas.clientWidth, height: canvas.clientHeight })).observe(canvas);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   new MutationObserver(again).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+  const table = document.getElementById(figure.dataset.table ?? "");
+  if (table && figure.dataset.columns) new MutationObserver(again).observe(table, { childList: true });
   canvas.addEventListener("keydown", (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!by || !drawn) return;
