@@ -1,5 +1,5 @@
 // @ts-check
-/** What every page does: copy, dialogs, toasts, relative times, one submit at a time, no polls while hidden. */
+/** What every page does: copy, dialogs, toasts, relative times, one submit at a time that a lost network keeps, polls. */
 const $ = document;
 const toasts = /** @type {Element} */ ($.querySelector(".toasts"));
 
@@ -37,11 +37,33 @@ $.addEventListener("click", async (event) => {
   if (close !== undefined) button.closest("dialog")?.close();
 });
 
-$.addEventListener("submit", (event) => {
-  const button = event.submitter;
-  if (!button || event.defaultPrevented || /** @type {HTMLFormElement} */ (event.target).method !== "post") return;
-  if (button.ariaBusy) event.preventDefault();
+/** Says above `main` that the server does not answer; "" once it does. @param {string} text */
+function away(text) {
+  $.getElementById("away")?.remove();
+  if (!text) return;
+  const note = $.createElement("p");
+  Object.assign(note, { id: "away", className: "note bad", role: "alert", textContent: text });
+  $.querySelector("dialog[open], main")?.prepend(note);
+}
+
+/** @type {HTMLElement?} The button whose form is sent. */
+let sending = null;
+$.addEventListener("submit", async (event) => {
+  const button = event.submitter, form = /** @type {HTMLFormElement} */ (event.target);
+  if (!button || event.defaultPrevented) return;
+  if (form.method !== "post") return void (button.ariaBusy = "true");
+  if (button === sending) return void (sending = null);
+  event.preventDefault();
+  if (button.ariaBusy) return;
   button.ariaBusy = "true";
+  try {
+    await fetch("/livez", { cache: "no-store", signal: AbortSignal.timeout(10000) });
+    away("");
+    form.requestSubmit((sending = button));
+  } catch {
+    button.ariaBusy = null;
+    away("The server does not answer. Nothing was sent, and what you typed is still here: send it again once the network is back.");
+  }
 });
 
 // A page that Back brings out of memory was left while its form was sent.
@@ -73,11 +95,21 @@ $.addEventListener("htmx:beforeRequest", (event) => {
   const part = /** @type {Element} */ (event.target);
   if ($.hidden && part.matches("[hx-trigger^=load]")) event.preventDefault(), late.add(part);
 });
-$.addEventListener("visibilitychange", () => {
+/** @param {Element} part A poll that its answer would have gone on with. */
+const ask = (part) => {
   // @ts-ignore htmx is a script of its own.
-  for (const part of late) htmx.ajax("GET", part.getAttribute("hx-get"), { source: part });
+  if (part.isConnected) htmx.ajax("GET", part.getAttribute("hx-get"), { source: part });
+};
+$.addEventListener("visibilitychange", () => {
+  late.forEach(ask);
   late.clear();
 });
+$.addEventListener("htmx:sendError", ({ target }) => {
+  const part = /** @type {Element} */ (target);
+  away("The server does not answer. What stands here may have changed since.");
+  if (part.matches("[hx-trigger^=load]")) setTimeout(ask, 5000, part);
+});
+$.addEventListener("htmx:afterOnLoad", () => away(""));
 
 // The page of a store that does not answer asks again by itself, until that is stopped.
 const retry = /** @type {HTMLElement?} */ ($.querySelector("[data-retry]"));

@@ -4,7 +4,7 @@
  * @typedef {import("./stream.js").Answer} Answer
  * @typedef {import("./stream.js").Call} Call
  */
-import { byId, made, parsed, slot } from "./elements.js";
+import { byId, indented, made, parsed, slot } from "./elements.js";
 import { amountPico, exactMoney, money } from "./stream.js";
 
 /** Make the card of an answer. @param {Answer} answer @param {number} column */
@@ -27,7 +27,7 @@ export function draw(card, answer, isRunning) {
   slot(card, "thinking").hidden = !answer.thought;
   slot(card, "thought").textContent = answer.thought;
   slot(card, "thought-tokens").textContent = answer.usage ? `${answer.usage.reasoning.toLocaleString("en")} tokens` : "";
-  slot(card, "text").textContent = answer.text;
+  slot(card, "text").textContent = answer.isFormed && !isRunning && parsed(answer.text).ok ? indented(answer.text) : answer.text;
   slot(card, "text").hidden = !answer.text && !isRunning;
   if (isRunning) slot(card, "text").append(made("t-caret"));
   slot(card, "calls").replaceChildren(...answer.calls.map((call) => callLine(call, isRunning)));

@@ -40,3 +40,15 @@ export function parsed(text) {
     return { ok: false, reason: /** @type {Error} */ (error).message };
   }
 }
+
+/** Valid JSON on lines of its own, its numbers and strings as they were written. @param {string} json */
+export function indented(json) {
+  let depth = 0;
+  const line = () => `\n${"  ".repeat(depth)}`;
+  return json.replace(/("(?:[^"\\]|\\.)*")|\s+|([{[])\s*([}\]])|([{[])|([}\]])|(,)|(:)/g, (_, text, ...marks) => {
+    const [opens, closes, open, close, comma, colon] = marks;
+    if (open) return depth++, open + line();
+    if (close) return depth--, line() + close;
+    return text ?? (opens ? opens + closes : comma ? comma + line() : colon ? ": " : "");
+  });
+}
