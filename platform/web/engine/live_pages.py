@@ -99,9 +99,9 @@ async def _engines(page: PageRequest, since: datetime) -> Sequence[LiveEngine]:
 
 
 def _rows(engine: LiveEngine, now: datetime) -> list[ChartRow]:
-    """A row of the table for each minute that has ended, the oldest first."""
+    """A row of the table for each minute that has ended, the newest first."""
     end = now.replace(second=0, microsecond=0)
-    starts = [end - back * MINUTE for back in range(SHOWN, 0, -1)]
+    starts = [end - back * MINUTE for back in range(1, SHOWN + 1)]
     return [ChartRow(start, _values(engine.minutes.get(start)), goes_on=False) for start in starts]
 
 

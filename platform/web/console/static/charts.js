@@ -79,6 +79,9 @@ function stacked(columns) {
   return columns.map((column) => column.map((value, place) => (sums[place] += value ?? 0)));
 }
 
+/** The places of values without a neighbour, which no line would show. @param {(number | null)[]} column */
+const alone = (column) => column.flatMap((value, place) => (value !== null && (column[place - 1] ?? column[place + 1] ?? null) === null ? [place] : []));
+
 /** How wide the labels of an axis are, with the space beside them. @param {any} plot @param {string[] | null} texts @param {string} font */
 function labelWidth(plot, texts, font) {
   plot.ctx.save();
@@ -122,7 +125,7 @@ function draw(figure) {
         {},
         ...order.map((place) => {
           const own = token(`--c${place + 1}`);
-          if (!bars) return { stroke: own, width: 1.75, dash: place ? [5, 3] : undefined, spanGaps: false, points: { show: drawn[place].filter((value) => value !== null).length === 1 } };
+          if (!bars) return { stroke: own, width: 1.75, dash: place ? [5, 3] : undefined, spanGaps: false, points: { show: true, size: 4, fill: own, filter: () => alone(drawn[place]) } };
           return { stroke: surface, width: 1, fill: own, paths: Plot.paths.bars({ size: [0.72, 64] }), points: { show: false } };
         }),
       ],
