@@ -39,11 +39,12 @@ PAGE: Final = """<!doctype html>
 <title>loraplex API</title>
 <link rel="icon" href="/favicon.ico" type="image/svg+xml">
 <link rel="stylesheet" href="{style}">
+<link rel="stylesheet" href="{contrast}">
 <script src="{bundle}" defer></script>
 <script src="{start}" type="module"></script>
 </head>
 <body>
-<main id="docs"><noscript>This page draws <a href="/openapi.json">openapi.json</a>, which needs JavaScript.</noscript></main>
+<div id="docs"><noscript>This page draws <a href="/openapi.json">openapi.json</a>, which needs JavaScript.</noscript></div>
 </body>
 </html>
 """
@@ -54,6 +55,7 @@ def docs_router() -> APIRouter:
     static = _static()
     page = PAGE.format(
         style=static.url("swagger-ui.css"),
+        contrast=static.url("docs.css"),
         bundle=static.url("swagger-ui-bundle.js"),
         start=static.url("docs.js"),
     )
