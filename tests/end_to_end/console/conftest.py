@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 import httpx
@@ -20,6 +20,7 @@ from tests.end_to_end.test_client import ask
 CHROMIUM: Final = Path("/usr/bin/chromium")
 REQUIRED: Final = "LORAPLEX_REQUIRE_CHROMIUM"
 PASSWORD: Final = "correct horse battery"
+WIDTHS: Final = (1280, 768, 360)
 LISTED_FINDINGS: Final[Mapping[str, str]] = {}
 """Findings of axe that are accepted: rule -> reason."""
 
@@ -66,6 +67,18 @@ def people(demo: LiveServer) -> People:
             "operator": _accepted(demo, _first_run_link(demo), name="Olga", email="olga@example.com"),
         }
     return People(demo, tokens)  # type: ignore[arg-type]
+
+
+def first_admin_link(people: People, tenant: str) -> str:
+    """Create a tenant as an operator and invite its first admin; return the path of the link."""
+    with httpx.Client(
+        base_url=f"{people.demo.url}/operator/v1/",
+        headers={"authorization": f"Bearer {people.demo.access.operator_key}"},
+    ) as operator:
+        made = operator.post("tenants", json={"name": tenant}).raise_for_status().json()
+        invited = operator.post(f"tenants/{made['id']}/users", json={"email": f"admin@{tenant}.example"})
+        address = urlsplit(invited.raise_for_status().json()["link"])
+    return f"{address.path}?{address.query}"
 
 
 def _first_run_link(demo: LiveServer) -> str:
@@ -127,6 +140,17 @@ class Watched:
             if violation["id"] not in LISTED_FINDINGS:
                 targets = [node["target"] for node in violation["nodes"]]
                 self.findings.append(f"{self.page.url}: axe {violation['id']}: {targets[:5]}")
+
+    def check_everywhere(self) -> None:
+        """Check the page's room and run axe in each width and theme; then the page is as wide as before."""
+        size: Any = self.page.viewport_size
+        for width in WIDTHS:
+            self.page.set_viewport_size({"width": width, "height": 800})
+            self.check_room()
+            for scheme in get_args(Scheme):
+                self.page.emulate_media(color_scheme=scheme)
+                self.check_access()
+        self.page.set_viewport_size(size)
 
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type == "error" and not any(text in message.text for text in self.expected):

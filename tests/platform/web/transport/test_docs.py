@@ -25,7 +25,7 @@ async def test_the_page_loads_from_this_server_alone(start_gateway: Any) -> None
         page = await client.get("/docs")
         addresses = re.findall(r'(?:src|href)="([^"]+)"', page.text)
         loaded = [address for address in addresses if address.startswith("/docs/")]
-        assert len(loaded) == 3 and set(addresses) == {*loaded, "/favicon.ico", "/openapi.json"}
+        assert len(loaded) == 4 and set(addresses) == {*loaded, "/favicon.ico", "/openapi.json"}
         for address in loaded:
             assert (await client.get(address)).status_code == 200
         assert (await client.get("/docs/static/VENDORED.md")).status_code == 404
