@@ -5,15 +5,17 @@ no secret, whatever the caller passes.
 import ipaddress
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.actors import Actor
 from loraplex.tenants.ids import uuid7
-from loraplex.tenants.models import AuditEntry
+from loraplex.tenants.models import ApiKey, AuditEntry
 
 REMOVED: Final = "(removed)"
 SECRET_FIELDS: Final = frozenset(
@@ -70,6 +72,15 @@ class AuditRepository:
         await self._session.flush()
         if owner is not None:
             self.tenants.add(owner)
+
+
+async def author_of(session: AsyncSession, actor: Actor) -> Actor:
+    """Return the person to whom the console issued the key of `actor`, for its pages; `actor` where that is no such key."""
+    if actor.kind != "key":
+        return actor
+    of_console = ApiKey.key_id == actor.name, ApiKey.kind == "console"
+    person = await session.scalar(select(ApiKey.created_by).where(*of_console))
+    return actor if person is None else replace(actor, kind="user", name=person)
 
 
 def changed(

@@ -13,7 +13,7 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.actors import Actor
-from loraplex.tenants.audit_log import AuditRepository
+from loraplex.tenants.audit_log import AuditRepository, author_of
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RevisionMoved, StoreUnavailable
 from loraplex.tenants.idempotency import RepeatableRequest, store_answer, stored_answer
@@ -87,14 +87,14 @@ async def unit_of_work(
     database: Database, actor: Actor, tenant_id: UUID | None, publisher: PolicyPublisher | None
 ) -> AsyncIterator[UnitOfWork]:
     """Open a transaction in the role of `tenant_id`, or of operators for None. It commits at the end of the block; an error
-    rolls everything back.
+    rolls everything back. Where `actor` is a key of the console's pages, the author is the person who has it.
 
     After the commit, `publisher` notifies the gateways of every changed tenant; None: no gateway runs.
     """
     transaction = database.as_operator() if tenant_id is None else database.as_tenant(tenant_id)
     with ExitStack() as undo:
         async with transaction as session:
-            work = UnitOfWork(session, actor, tenant_id, database, undo)
+            work = UnitOfWork(session, await author_of(session, actor), tenant_id, database, undo)
             yield work
         undo.pop_all()
     if publisher is not None:

@@ -8,13 +8,16 @@ import pytest
 from sqlalchemy import insert, select
 from tests.platform.web.browser import Browser, Console, SignedIn
 from tests.platform.web.gateway import BASE_MODEL
+from tests.platform.web.upload_server import declared
 
 from loraplex.platform.auth import authenticator
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.models import ApiKey, AuditEntry, Quota
+from loraplex.tenants.audit_queries import audit_entries
+from loraplex.tenants.models import ApiKey, AuditEntry, Quota, Upload
 from loraplex.tenants.people.console_keys import LIFETIME
 
 TOKEN = "/console/token"
+FILES = declared({"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"})
 CHAT: Any = {"model": BASE_MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
 
@@ -51,6 +54,18 @@ async def test_a_bearer_of_ten_minutes_that_is_no_key_of_the_tenant(
     assert [await called(console, each["api_key"]) for each in (*tokens, document)] == [401, 200, 200, 200]
     uploader = (await issued(browser, "adapters:write")).json()["api_key"]
     assert await called(console, uploader, "/tenant/v1/adapters") == 200
+    # What it does, its person did.
+    http = await console.browser({})
+    bearer = {"authorization": f"Bearer {uploader}"}
+    await http.post("/tenant/v1/adapters", json={"name": "pirate"}, headers=bearer)
+    opened = await http.post("/tenant/v1/adapters/pirate/uploads", json={"files": FILES}, headers=bearer)
+    assert opened.status_code == 201, opened.text
+    async with console.database.as_operator() as session:
+        found = await audit_entries(session, tenant_id, {"actor": browser.session.email}, None, 9)
+        assert {(each.action, each.actor_kind) for each in found} >= {
+            *(("adapter.create", "user"), ("upload.open", "user"))
+        }
+        assert await session.scalar(select(Upload.created_by)) == browser.session.email
     again = (await issued(browser)).json()["api_key"]
     assert [await called(console, each["api_key"]) for each in tokens] == [401, 401, 200]
     assert [await called(console, each) for each in (key, again)] == [200, 200]
