@@ -4,10 +4,12 @@ import json
 from urllib.parse import urlencode
 
 import pytest
+from tests.platform.sent_statements import sent_statements
 from tests.platform.web.browser import Console, SignedIn
 
 from loraplex.platform.web.audit import pages as audit
 from loraplex.tenants.actors import Actor
+from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.audit_log import AuditRepository
 
 LOGS = (("/console/audit", "admin"), ("/operator/console/audit", "operator"))
@@ -80,3 +82,31 @@ async def test_a_place_in_one_log_is_none_in_the_other(console: Console, signed_
     place = str(older).partition("?")[2]
     assert (await operator.get(f"/operator/console/audit?{place}")).status_code == 200
     assert (await admin.get(f"/console/audit?{place}")).status_code == 400
+
+
+async def test_ids_have_names_and_the_operators_log_a_column_of_tenants(
+    console: Console, signed_in: SignedIn
+) -> None:
+    admin = await signed_in("admin")
+    tenant_id, made = admin.session.tenant_id, []
+    async with console.database.as_operator() as session:
+        keys = KeyRepository(session)
+        made = [(await keys.create(tenant_id, f"app {each}", ["inference"])).record.key_id for each in (1, 2)]
+        log = AuditRepository(session, Actor("key", made[0]), None)
+        await log.record("key.change", f"keys/{made[1]}/quotas", {"a": 1}, {"a": 2}, tenant_id=tenant_id)
+        target = f"tenants/{tenant_id}/credits/1"
+        await log.record("credit.grant", target, None, {"a": 2}, tenant_id=tenant_id)
+    page = await admin.page("/console/audit?actor=" + made[0])
+    assert page.texts("main thead th")[1] == "Who"
+    assert page.texts("main tbody td:first-of-type") == ["key app 1"] * 2
+    assert page.texts("main tbody td.wrap") == ["tenants/harbor/credits/1", "keys/app 2/quotas"]
+    assert page.all("main tbody td.wrap")[1].attributes["title"] == f"keys/{made[1]}/quotas"
+    operator = await signed_in("operator")
+    page = await operator.page("/operator/console/audit?actor=" + made[0])
+    assert page.texts("main thead th")[1:3] == ["Tenant", "Who"]
+    assert page.texts("main tbody td:first-of-type") == ["harbor"] * 2
+    # A tenant that is looked up for fifty entries is looked up once.
+    await write(console, 50)
+    with sent_statements(console.database) as statements:
+        await operator.page("/operator/console/audit?size=100")
+    assert sum("FROM tenants \nWHERE tenants.id IN" in each for each in statements) == 1
