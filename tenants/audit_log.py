@@ -74,7 +74,7 @@ class AuditRepository:
             self.tenants.add(owner)
 
 
-async def author_of(session: AsyncSession, actor: Actor) -> Actor:
+async def author_behind(session: AsyncSession, actor: Actor) -> Actor:
     """Return the person to whom the console issued the key of `actor`, for its pages; `actor` where that is no such key."""
     if actor.kind != "key":
         return actor

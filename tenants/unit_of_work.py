@@ -13,7 +13,7 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.actors import Actor
-from loraplex.tenants.audit_log import AuditRepository, author_of
+from loraplex.tenants.audit_log import AuditRepository, author_behind
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RevisionMoved, StoreUnavailable
 from loraplex.tenants.idempotency import RepeatableRequest, store_answer, stored_answer
@@ -94,7 +94,7 @@ async def unit_of_work(
     transaction = database.as_operator() if tenant_id is None else database.as_tenant(tenant_id)
     with ExitStack() as undo:
         async with transaction as session:
-            work = UnitOfWork(session, await author_of(session, actor), tenant_id, database, undo)
+            work = UnitOfWork(session, await author_behind(session, actor), tenant_id, database, undo)
             yield work
         undo.pop_all()
     if publisher is not None:

@@ -29,7 +29,7 @@ from loraplex.adapters.uploads.lease import UploadLease
 from loraplex.adapters.uploads.parts import StoredPart, UploadParts, part_size, require_all
 from loraplex.adapters.versions.lifecycle import VersionLifecycle
 from loraplex.tenants.actors import Actor
-from loraplex.tenants.audit_log import author_of
+from loraplex.tenants.audit_log import author_behind
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion, Upload, UploadPart
 from loraplex.tenants.registry.records import AcceptedVersion
@@ -194,7 +194,7 @@ class Uploads:
         await self.require_space()
         async with self._as_tenant(tenant_id) as session:
             uploads, began = UploadRepository(session, tenant_id), _now()
-            author = (await author_of(session, actor)).name
+            author = (await author_behind(session, actor)).name
             upload = await uploads.reserve_whole(
                 name, size_bytes, self.terms, author, upload_id=upload_id, lease=self._lease_duration
             )

@@ -10,6 +10,7 @@ from uuid import UUID
 from sqlalchemy import Subquery, case, func, literal, null, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.delegation import KeyDelegation
 from loraplex.tenants.database import writing
 from loraplex.tenants.errors import AlreadyMember, InvitationPending, ResetForbidden, UserNotFound
@@ -52,10 +53,12 @@ async def invite(
 ) -> InvitationDocument:
     """Invite a person; an open invitation of the same address ends. `by_key`: the key of the tenant that invites.
 
-    Raises `InvalidField`, `AlreadyMember`, `CountReached`; for a key that may not give the role `ScopeNotHeld`, `BoundNotHeld`,
-    `InvalidApiKey`.
+    Raises `InvalidField`, `AlreadyMember`, `CountReached`; for an operator `TenantNotFound`; for a key that may not give the role
+    `ScopeNotHeld`, `BoundNotHeld`, `InvalidApiKey`.
     """
     address, now = check_email(email), datetime.now(UTC)
+    if uow.tenant_id is None:
+        await TenantRepository(uow.session).living(tenant_id)
     await _require_right(uow, tenant_id, by_key, role)
     await memberships.lock_members(uow.session, tenant_id)
     if await memberships.has_email(uow.session, tenant_id, address):

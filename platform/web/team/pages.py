@@ -70,14 +70,22 @@ async def invitation_form(page: Admin) -> dict[str, object]:
 # `invite` is no id of a member.
 @form_page(router, f"{LIST}/invite", "team/invite.html", invitation_form, fields=("email", "role"))
 async def invite(submission: Submission) -> Response:
-    """Invite a person, and show the link this once. A form that was sent twice is mailed once."""
     values = submission.parse(InvitationForm)
-    invited = await submission.result(team.invite, submission.tenant_id, values.email, values.role)
+    tenant = submission.session.tenant_name or ""
+    return await invite_person(submission, submission.tenant_id, tenant, values)
+
+
+async def invite_person(
+    submission: FormSubmission, tenant_id: UUID, tenant: str, values: InvitationForm, back: str = LIST
+) -> Response:
+    """Invite a person to the tenant of this id and name, and show the link this once, above a link `back`. A form that was sent
+    twice is mailed once.
+    """
+    invited = await submission.result(team.invite, tenant_id, values.email, values.role)
     links, mailed = submission.dependencies.mailed_links, False
     if links is not None and not submission.is_repeated:
-        tenant, person = submission.session.tenant_name or "", submission.session.email
-        mailed = await links.invitation(values.email, invited.token, tenant, person)
-    return _show_link(submission, "invitation", values.email, invited.token, mailed=mailed)
+        mailed = await links.invitation(values.email, invited.token, tenant, submission.session.email)
+    return _show_link(submission, "invitation", values.email, invited.token, mailed=mailed, back=back)
 
 
 @router.get(ONE)
@@ -162,6 +170,7 @@ def _show_link(
     *,
     mailed: bool = False,
     mail_failed: bool = False,
+    back: str = LIST,
 ) -> Response:
     return page.show(
         "team/link.html",
@@ -170,4 +179,5 @@ def _show_link(
         address=link_address(page.endpoint.origin.of(page.http), token),
         mailed=mailed,
         mail_failed=mail_failed,
+        back=back,
     )

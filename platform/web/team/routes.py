@@ -56,7 +56,7 @@ async def invite_user(request: Admin, body: Annotated[NewUserBody, request_model
     """Invite a person: give the link to the person, who signs in by it within 7 days. An open invitation of the same address
     ends. A key that is bound to networks invites no one (403).
     """
-    return await request.replying(_invited).run(
+    return await request.replying(invited_once).run(
         team.invite, request.tenant_id, body.email, body.role, by_key=request.caller.api_key_id
     )
 
@@ -88,5 +88,6 @@ async def remove_user(request: Admin, user_id: UserId) -> Response:
     return await request.run(team.remove, request.tenant_id, user_id)
 
 
-def _invited(invited: InvitationDocument) -> ApiResponse:
+def invited_once(invited: InvitationDocument) -> ApiResponse:
+    """Return the response with the link of an invitation, which no cache keeps."""
     return ApiResponse(201, invited, headers={"cache-control": "no-store"})

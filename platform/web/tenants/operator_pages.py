@@ -19,13 +19,22 @@ from loraplex.platform.web.console.forms import Entered
 from loraplex.platform.web.console.page import AFTER, PageRequest, opens_operator
 from loraplex.platform.web.path_ids import TenantId
 from loraplex.platform.web.sorting import SortOrder, by_text
+from loraplex.platform.web.team.pages import invite_person
 from loraplex.platform.web.tenants import queries
 from loraplex.platform.web.tenants.queries import ActiveTenant, TenantDetail
-from loraplex.platform.web.tenants.tenant_forms import BillingForm, LimitsForm, NewTenantForm, TierForm
+from loraplex.platform.web.tenants.tenant_forms import (
+    AdminForm,
+    BillingForm,
+    LimitsForm,
+    NewTenantForm,
+    TierForm,
+)
+from loraplex.tenants.accounts import queries as accounts
 from loraplex.tenants.accounts.records import TierChange
 from loraplex.tenants.administration import tenants as use_cases
 from loraplex.tenants.billing import use_cases as billing
 from loraplex.tenants.invoices import queries as invoices
+from loraplex.tenants.people import team
 from loraplex.tenants.quotas import use_cases as quotas
 
 Operator = Annotated[PageRequest, opens_operator()]
@@ -102,6 +111,14 @@ async def change_billing(submission: Submission, tenant_id: TenantId) -> Respons
     return submission.back(f"{PATH}/{tenant_id}", "The next invoice states this.")
 
 
+@form_post(router, f"{ONE}/people", partial(_again, "people"))
+async def invite(submission: Submission, tenant_id: TenantId) -> Response:
+    """Invite an admin, who invites the others."""
+    values = submission.parse(AdminForm)
+    tenant = await submission.query(accounts.tenant, tenant_id)
+    return await invite_person(submission, tenant_id, tenant.name, values, f"{PATH}/{tenant_id}")
+
+
 async def _show(
     page: PageRequest, tenant_id: UUID, refused: Mapping[str, Entered], *, status: int = 200
 ) -> Response:
@@ -110,12 +127,14 @@ async def _show(
     async with page.reading() as session:
         detail = await queries.tenant(session, tenant_id, now)
         credits = await invoices.ranked_credits(session, tenant_id, now)
+        people = await team.members(session, tenant_id)
     return page.show(
         "tenants/tenant.html",
         status=status,
         tenant=detail.tenant,
         detail=detail,
         credits=credits,
+        people=people,
         address=f"{PATH}/{tenant_id}",
         forms={**_stored(detail), **refused},
     )

@@ -1,4 +1,5 @@
-"""`/operator/v1/tenants`: create, list, suspend, resume and delete tenants, and set their tier and share of the engine.
+"""`/operator/v1/tenants`: create, list, suspend, resume and delete tenants, invite their people, and set their tier and share of the
+engine.
 
 Invariant: a change applies to the tenant's next request on every gateway. A deletion stops the tenant at once; its data is
 erased in the background.
@@ -17,10 +18,13 @@ from loraplex.platform.web.planes import OperatorRequest, requires_operator
 from loraplex.platform.web.request_bodies import RequestModel, request_model
 from loraplex.platform.web.responses import documented
 from loraplex.platform.web.sorting import SortOrder, by_text
+from loraplex.platform.web.team.routes import Email, invited_once
 from loraplex.tenants.accounts import queries
 from loraplex.tenants.accounts.records import MAX_WEIGHT, NewTenantDocument, TenantAccountDocument, TierChange
 from loraplex.tenants.administration import tenants as use_cases
 from loraplex.tenants.names import TENANT_NAME
+from loraplex.tenants.people import team
+from loraplex.tenants.people.records import InvitationDocument, Role
 
 Operator = Annotated[OperatorRequest, requires_operator()]
 BY_NAME: Final[SortOrder[TenantAccountDocument, str]] = by_text(lambda tenant: tenant.name)
@@ -42,6 +46,13 @@ class Tier(RequestModel):
     tier: Name | None = None
     weight: Weight | None = None
     unknown_parameters: Literal["default", "refuse", "report"] | None = None
+
+
+class Invited(RequestModel):
+    """The person to invite. `role`: what the person may do in the tenant."""
+
+    email: Email
+    role: Role = "admin"
 
 
 class Nothing(RequestModel):
@@ -75,6 +86,19 @@ async def get_tenant(request: Operator, tenant_id: TenantId) -> Response:
 )
 async def create_tenant(request: Operator, body: Annotated[NewTenant, request_model(NewTenant)]) -> Response:
     return await request.run(use_cases.create, body.name, tier=body.tier, weight=body.weight)
+
+
+@router.post(
+    "/{tenant_id}/users",
+    status_code=201,
+    responses=documented(409, 422, response=InvitationDocument, status=201),
+    openapi_extra=described(Invited, repeatable=True),
+)
+async def invite_user(
+    request: Operator, tenant_id: TenantId, body: Annotated[Invited, request_model(Invited)]
+) -> Response:
+    """Invite a person to the tenant, such as its first admin: give the link to the person, who signs in by it within 7 days."""
+    return await request.replying(invited_once).run(team.invite, tenant_id, body.email, body.role)
 
 
 @router.post(

@@ -6,6 +6,7 @@ from pydantic import BaseModel, Field
 
 from loraplex.platform.web.console.amounts import Micro, Ppm
 from loraplex.platform.web.limits.documents import limit_annotations
+from loraplex.platform.web.team.pages import InvitationForm
 from loraplex.platform.web.tenants.billing_routes import Line, Lines
 from loraplex.platform.web.tenants.operator_routes import Weight
 from loraplex.tenants.billing.records import MAX_TAX_RATE_PPM
@@ -20,6 +21,12 @@ class NewTenantForm(BaseModel):
     name: str
     tier: str = "standard"
     weight: Weight = 1.0
+
+
+class AdminForm(InvitationForm):
+    """Who is invited as an admin."""
+
+    role: str = "admin"
 
 
 class TierForm(BaseModel):

@@ -101,6 +101,12 @@ ALL: Final = (
         refused_command=lambda world: world.command("user", "create", "nonsense", "--tenant", "harbor"),
     ),
     UseCase(
+        function=team.invite,
+        entries=("user.invite",),
+        http=lambda world: world.operator("POST", f"/tenants/{world.tenant_id}/users", {"email": NEW}),
+        refused_http=lambda world: world.operator("POST", f"/tenants/{NO_ID}/users", {"email": NEW}),
+    ),
+    UseCase(
         function=team.change_role,
         entries=("user.change_role",),
         given=_members,

@@ -32,6 +32,7 @@ from loraplex.platform import auth
 from loraplex.tenants import installation
 from loraplex.tenants.actors import Actor
 from loraplex.tenants.administration import canaries
+from loraplex.tenants.audit_log import author_behind
 from loraplex.tenants.billing import use_cases as rate_cards
 from loraplex.tenants.invoices import use_cases as invoices
 from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
@@ -142,5 +143,5 @@ def test_every_use_case_is_walked() -> None:
             if iscoroutinefunction(each) and not name.startswith("_"):
                 types = each.__annotations__.values()
                 found |= {each} if any(kind in (UnitOfWork, Actor) for kind in types) else set()
-    apart = {register_folder} | RUN_BY_GATEWAYS | of_people.BY_PEOPLE
+    apart = {register_folder, author_behind} | RUN_BY_GATEWAYS | of_people.BY_PEOPLE
     assert found == {use_case.function for use_case in ALL} | apart

@@ -104,6 +104,7 @@ SCOPES: Final = {
     "POST /operator/v1/tenants": OPERATOR,
     "GET /operator/v1/tenants/{tenant_id}": OPERATOR,
     "DELETE /operator/v1/tenants/{tenant_id}": OPERATOR,
+    "POST /operator/v1/tenants/{tenant_id}/users": OPERATOR,
     "POST /operator/v1/tenants/{tenant_id}/suspend": OPERATOR,
     "POST /operator/v1/tenants/{tenant_id}/resume": OPERATOR,
     "PATCH /operator/v1/tenants/{tenant_id}/tier": OPERATOR,

@@ -125,6 +125,7 @@ CASES: Mapping[str, Case] = {
     "POST /operator/v1/invoices/{invoice_id}/void": Case(),
     "GET /operator/v1/tenants/{tenant_id}/credits": Case(),
     "POST /operator/v1/tenants/{tenant_id}/credits": Case({"amount_micro": 5, "reason": "welcome"}),
+    "POST /operator/v1/tenants/{tenant_id}/users": Case({"email": "new@example.com"}),
     "POST /operator/v1/tenants/{tenant_id}/suspend": Case(),
     "POST /operator/v1/tenants/{tenant_id}/resume": Case(),
     "DELETE /operator/v1/tenants/{tenant_id}": Case(),
