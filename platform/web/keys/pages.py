@@ -1,10 +1,10 @@
 """Keys: `/console/keys`. Invariant: the text of a new key is in the one response to its form, which no cache keeps."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 from starlette.responses import Response
 
 from loraplex.platform.web.console.form_routes import FormSubmission, form_page, submits
@@ -18,7 +18,15 @@ from loraplex.tenants.api_keys.records import KEY_STATES, MAX_GRACE_SECONDS, Key
 from loraplex.tenants.api_keys.use_cases import Member
 from loraplex.tenants.quotas import use_cases as quotas
 from loraplex.tenants.quotas.limits import COUNTED
-from loraplex.tenants.scopes import KEYS_WRITE, TENANT_SCOPES, USAGE_READ
+from loraplex.tenants.scopes import (
+    ADAPTERS_READ,
+    ADAPTERS_WRITE,
+    BILLING_READ,
+    INFERENCE,
+    KEYS_WRITE,
+    TENANT_ADMIN,
+    USAGE_READ,
+)
 
 Manager = Annotated[PageRequest, opens(KEYS_WRITE)]
 Submission = Annotated[FormSubmission, submits(KEYS_WRITE)]
@@ -32,6 +40,26 @@ GRACES: Final = (
     (str(7 * 24 * HOUR_S), "7 days"),
     ("other", "Another number of hours"),
 )
+CUSTOM: Final = "custom"
+PRESETS: Final = {
+    "application": ("Application: asks models", (INFERENCE,)),
+    "developer": (
+        "Developer: asks models, uploads adapters, manages keys, reads usage",
+        (INFERENCE, ADAPTERS_READ, ADAPTERS_WRITE, KEYS_WRITE, USAGE_READ),
+    ),
+    "reporting": ("Reporting: reads usage, bills and credits", (USAGE_READ, BILLING_READ)),
+    "reader": ("Read only: looks at adapters and usage", (ADAPTERS_READ, USAGE_READ)),
+}
+"""What a key is for -> the words of the form, and its scopes: those of the roles of people, and an application's."""
+MEANINGS: Final = {
+    INFERENCE: "ask models, and count tokens",
+    ADAPTERS_READ: "see adapters, their versions, aliases and evaluations",
+    ADAPTERS_WRITE: "upload and delete adapters, move aliases, evaluate",
+    KEYS_WRITE: "create, change, rotate and revoke keys, which get no more than this one has",
+    USAGE_READ: "see usage, requests and limits",
+    BILLING_READ: "see prices, credits, invoices and webhooks",
+    TENANT_ADMIN: "all of these, and people, webhooks, the data policy and the audit log",
+}
 FIELDS: Final = ("name", "scopes", "allowed_cidrs", "expires_at")
 
 router = APIRouter()
@@ -62,7 +90,15 @@ class KeyForm(BaseModel):
 
 
 class NewKeyForm(KeyForm, LimitFields):
-    """A key and the limits that it begins with."""
+    """A key and the limits that it begins with. `preset`: one of `PRESETS` in place of `scopes`, or `custom`."""
+
+    preset: str = CUSTOM
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, values: dict[str, Any]) -> dict[str, Any]:
+        _, scopes = PRESETS.get(values.get("preset", CUSTOM), ("", None))
+        return values if scopes is None else {**values, "scopes": [*scopes]}
 
 
 class RotateForm(BaseModel):
@@ -86,7 +122,12 @@ class RotateForm(BaseModel):
 async def new_form(page: Manager) -> dict[str, object]:
     """Return what the form of a new key shows."""
     bounds = await page.query(limits.bounds, page.tenant_id)
-    return {"scopes": scope_options(page), "bounds": bounds, "currency": page.currency}
+    return {
+        "presets": preset_options(page),
+        "scopes": scope_options(page),
+        "bounds": bounds,
+        "currency": page.currency,
+    }
 
 
 async def key_form(page: Manager, key_id: str) -> dict[str, object]:
@@ -182,9 +223,19 @@ def scope_options(page: PageRequest) -> list[tuple[str, str, str]]:
     """Return all scopes as choices; one that the person lacks has the reason why it cannot be chosen."""
     held = page.session.scopes
     return [
-        (scope, scope, "" if scope in held else "your role cannot grant it")
-        for scope in sorted(TENANT_SCOPES)
+        (scope, f"{scope}: {meaning}", "" if scope in held else "your role cannot grant it")
+        for scope, meaning in MEANINGS.items()
     ]
+
+
+def preset_options(page: PageRequest) -> list[tuple[str, str, str]]:
+    """Return what a key may be for, as `scope_options` does; the last choice are scopes one by one."""
+    held = page.session.scopes
+    own = [
+        (name, label, "" if held >= set(scopes) else "your role cannot grant all of it")
+        for name, (label, scopes) in PRESETS.items()
+    ]
+    return [*own, (CUSTOM, "Custom: choose scopes", "")]
 
 
 def lacking_scope(page: PageRequest, key: ShownKey) -> str | None:

@@ -79,6 +79,7 @@ async def test_a_secret_is_shown_once(console: Console, signed_in: SignedIn) -> 
     sent: dict[str, str | list[str]] = {
         **fields,
         "name": NAME,
+        "preset": "custom",
         "scopes": ["inference", "usage:read"],
         "allowed_cidrs": "10.0.0.0/8, ::1/128",
     }
@@ -132,7 +133,8 @@ async def test_an_error_stands_at_its_field_and_nothing_typed_is_lost(
     console: Console, signed_in: SignedIn, fields: Any, name: str, message: str
 ) -> None:
     browser = await signed_in()
-    sent = {**(await browser.page("/console/keys/new")).form("/console/keys/new"), "name": "", **fields}
+    form = (await browser.page("/console/keys/new")).form("/console/keys/new")
+    sent = {**form, "name": "", "preset": "custom", **fields}
     response = await browser.post("/console/keys/new", sent)
     page = Page(response)
     assert response.status_code == 422 and message in page.find(f"#{name}-e").text()
@@ -173,15 +175,26 @@ async def test_a_key_begins_with_limits_within_those_of_the_tenant(
     assert total == len(seen.requests) and "No limit of its own." in used.text
 
 
+async def test_a_preset_says_the_scopes(console: Console, signed_in: SignedIn) -> None:
+    browser = await signed_in()
+    made = await browser.submit("/console/keys/new", "/console/keys/new", {"name": "app", "preset": "reader"})
+    key_id = Page(made).find("#secret").text().split("_")[2]
+    async with console.database.as_operator() as session:
+        key = await KeyRepository(session).get(browser.session.tenant_id, key_id)
+    assert key.scopes == ["adapters:read", "usage:read"]
+
+
 async def test_a_role_grants_no_scope_that_it_lacks(console: Console, signed_in: SignedIn) -> None:
     developer = await signed_in("developer")
     page = await developer.page("/console/keys/new")
     disabled = [node.attributes["value"] for node in page.all("input[name=scopes][disabled]")]
     assert disabled == ["billing:read", "tenant:admin"]
     assert page.text.count("your role cannot grant it") == 2
-    sent = {**page.form("/console/keys/new"), "name": "app", "scopes": "tenant:admin"}
+    sent = {**page.form("/console/keys/new"), "name": "app", "preset": "custom", "scopes": "tenant:admin"}
     refused = await developer.post("/console/keys/new", sent)
     assert refused.status_code == 422 and "tenant:admin" in refused.text
+    presets = {node.attributes["value"]: "disabled" in node.attributes for node in page.all("[name=preset]")}
+    assert [name for name, disabled in presets.items() if disabled] == ["reporting"]
     key_id = await make(console, developer, "root", "tenant:admin")
     shown = await developer.page(f"/console/keys/{key_id}")
     assert len(shown.all("button[aria-disabled=true]")) == 4
