@@ -69,16 +69,16 @@ OPERATOR_AREA: Final = (
     Group(
         None,
         (
-            Entry("Tenants", "/operator/console", "team"),
-            Entry("Sign-up", "/operator/console/plan", "plus"),
+            Entry("Tenants", "/operator/console", "tenants"),
+            Entry("Sign-up", "/operator/console/plan", "sign-up"),
         ),
     ),
     Group(
         "Money",
         (
-            Entry("Rate cards", "/operator/console/rate-cards", "billing"),
-            Entry("Credits", "/operator/console/credits", "plus"),
-            Entry("Invoices", "/operator/console/invoices", "requests"),
+            Entry("Rate cards", "/operator/console/rate-cards", "rate-cards"),
+            Entry("Credits", "/operator/console/credits", "credits"),
+            Entry("Invoices", "/operator/console/invoices", "billing"),
             Entry("Usage", "/operator/console/usage", "usage"),
         ),
     ),
@@ -86,9 +86,9 @@ OPERATOR_AREA: Final = (
         "Service",
         (
             Entry("Live", "/operator/console/live", "live"),
-            Entry("Engine", "/operator/console/engine", "adapters"),
-            Entry("Drift", "/operator/console/drift", "limits"),
-            Entry("Health", "/operator/console/health", "overview"),
+            Entry("Engine", "/operator/console/engine", "engine"),
+            Entry("Drift", "/operator/console/drift", "drift"),
+            Entry("Health", "/operator/console/health", "health"),
             Entry("Audit log", "/operator/console/audit", "audit"),
         ),
     ),

@@ -10,7 +10,7 @@ def test_a_colleague_is_invited_and_may_only_look(visit: Visit) -> None:
     page.get_by_role("link", name="Invite a person").click()
     page.get_by_label("Email").fill("colleague@example.com")
     page.get_by_label("Role").select_option("viewer")
-    page.get_by_role("button", name="Make the link").click()
+    page.get_by_role("button", name="Create the link").click()
     page.get_by_role("button", name="Copy Link snippet").click()
     expect(page.get_by_role("status").get_by_text("Copied")).to_be_visible()
     link = page.locator("#link").inner_text()

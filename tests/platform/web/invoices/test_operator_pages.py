@@ -63,7 +63,7 @@ async def test_a_draft_is_rated_then_published_once(console: Console, signed_in:
     assert [each.headers["location"] for each in published] == [path, path]
     assert await actions(console) == ["rate-card.create"]
     listed = await browser.page(path)
-    assert listed.texts("tbody .chip") == ["coming", "in force"]
+    assert listed.texts("tbody td:nth-of-type(1)") == ["coming", "in force"]
     assert [text.partition("reasoning")[1] for text in listed.texts("tbody td:last-child")] == [
         "reasoning",
         "",
