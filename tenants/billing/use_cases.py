@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
+from sqlalchemy import select, union
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -27,11 +28,14 @@ from loraplex.tenants.billing.rate_cards import RateCards, scope_of
 from loraplex.tenants.billing.records import TenantBillingDocument
 from loraplex.tenants.billing.tenant_billing import TenantBillings
 from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.models import RateCard, SignUpPlan, Tenant
 from loraplex.tenants.periods import period_start, periods_of
 from loraplex.tenants.unit_of_work import UnitOfWork, require_revision
 
 ACTION: Final = "rate-card.create"
 BILLING_ACTION: Final = "billing.change"
+MAX_TIERS: Final = 20
+"""Tiers that a refusal names."""
 MONTH: Final = "20[0-9]{2}-(0[1-9]|1[0-2])"
 
 
@@ -74,14 +78,25 @@ class Preview:
 async def preview(session: AsyncSession, key: CardKey, price: Price, month: str | None = None) -> Preview:
     """Rate the usage of a month, `YYYY-MM` in UTC, under a draft of a card, without writing anything. None: last month.
 
-    Raises `InvalidField`.
+    Raises `InvalidField`, also for a tier that neither a tenant nor a card nor the plan of sign-up has.
     """
+    if key.tier is not None and key.tier not in (known := await tiers(session)):
+        names = ", ".join(known[:MAX_TIERS])
+        raise InvalidField("tier", f"there is no tier {key.tier[:80]}; the tiers are {names or 'none yet'}")
     if month is None:
         this_month = period_start(periods_of(datetime.now(UTC)).month)
         month = periods_of(this_month - timedelta(days=1)).month.removeprefix("m:")
     if not re.fullmatch(MONTH, month):
         raise InvalidField("month", "month must be a year and a month, such as 2026-10")
     return Preview(month, await rate(session, key, price, period_start(f"m:{month}")))
+
+
+async def tiers(session: AsyncSession) -> Sequence[str]:
+    """Return the tiers of living tenants, of rate cards and of the plan of sign-up, by name, as an operator."""
+    of_tenants = select(Tenant.tier).where(Tenant.deleted_at.is_(None))
+    of_cards = select(RateCard.tier).where(RateCard.tier.is_not(None))
+    of_plan = select(SignUpPlan.tier).where(SignUpPlan.ended_at.is_(None))
+    return sorted(await session.scalars(union(of_tenants, of_cards, of_plan)))
 
 
 async def _record(uow: UnitOfWork, made: RateCardDocument) -> None:

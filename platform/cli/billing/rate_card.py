@@ -40,7 +40,7 @@ AdapterName = Annotated[
     str | None, typer.Option("--adapter", help="Only requests of this adapter of the tenant.")
 ]
 Currency = Annotated[str, typer.Option(help="ISO 4217, in capital letters.")]
-Prompt = Annotated[int, typer.Option(min=0, help="Micro-units per million prompt tokens.")]
+Prompt = Annotated[int, typer.Option(min=0, help="Micro-units per million prompt tokens: 100000 is 0.10.")]
 CachedPrompt = Annotated[
     int | None, typer.Option(min=0, help="The same for cached prompt tokens. Default: as --prompt.")
 ]
@@ -114,7 +114,8 @@ async def preview(
 ) -> None:
     """Rate a month's usage of every tenant under a draft of a card, without writing anything.
 
-    The draft is taken to be in force all month; it prices what it covers, unless a more specific card did.
+    The draft is taken to be in force all month; it prices what it covers, unless a more specific card did. A tier must be one
+    that a tenant, a card or the plan of sign-up has.
     """
     check_scope(tier, tenant, adapter)
     price = price_of(prompt, cached_prompt, completion, reasoning)

@@ -3,28 +3,41 @@
 import re
 from typing import Annotated, Final
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 MICRO_DIGITS: Final = 6
 PERCENT_DIGITS: Final = 4
-_DECIMAL: Final = re.compile(r"([0-9]{1,13})(?:\.([0-9]+))?", re.ASCII)
+_DECIMAL: Final = re.compile(r"([0-9]{1,13}|[0-9]{1,3}(?:,[0-9]{3}){1,4})(?:\.([0-9]+))?")
 
 
 def scaled(text: str, digits: int) -> int:
     """Read `12.5` as an integer in units of 10 ** -`digits`. Raises `ValueError` for a negative number or more digits."""
-    match = _DECIMAL.fullmatch(text.replace(",", "").strip())
+    match = _DECIMAL.fullmatch(text.strip())
     fraction = "" if match is None else match[2] or ""
     if match is None or len(fraction.rstrip("0")) > digits:
         raise ValueError(f"“{text[:40]}” is no amount: digits, a point, and at most {digits} decimals.")
-    return int(match[1] + fraction[:digits].ljust(digits, "0"))
+    return int(match[1].replace(",", "") + fraction[:digits].ljust(digits, "0"))
 
 
-def decimal(amount: int | None, digits: int = MICRO_DIGITS) -> str:
-    """Write an integer in units of 10 ** -`digits` as `scaled` reads it, without trailing zeros; None is empty."""
+def decimal(amount: int | None, digits: int = MICRO_DIGITS, least: int = 0) -> str:
+    """Write an integer in units of 10 ** -`digits` as `scaled` reads it, with no more than `least` trailing zeros; None is empty."""
     if amount is None:
         return ""
     whole, fraction = divmod(amount, 10**digits)
-    return f"{whole}.{fraction:0{digits}}".rstrip("0").rstrip(".")
+    return f"{whole}.{f'{fraction:0{digits}}'.rstrip('0').ljust(least, '0')}".rstrip(".")
+
+
+def between(least_micro: int, most_micro: int) -> AfterValidator:
+    """Bound an amount in micro-units; the message writes it as money."""
+
+    def bounded(micro: int) -> int:
+        if micro > most_micro:
+            raise ValueError(f"{decimal(micro)} is too much: at most {decimal(most_micro)}.")
+        if micro < least_micro:
+            raise ValueError(f"{decimal(micro)} is too little: at least {decimal(least_micro)}.")
+        return micro
+
+    return AfterValidator(bounded)
 
 
 def _micro(value: object) -> object:

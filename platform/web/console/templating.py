@@ -9,6 +9,7 @@ from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PrefixLoader, St
 from markupsafe import Markup
 
 from loraplex.platform.static_files import StaticFiles
+from loraplex.platform.web.console.amounts import decimal
 from loraplex.platform.web.console.formatting import FILTERS
 
 SHARED: Final = Path(__file__).parent / "templates"
@@ -27,7 +28,7 @@ class Templates:
             lstrip_blocks=True,
             auto_reload=False,
         )
-        self._environment.filters.update(FILTERS, attributes=attributes)
+        self._environment.filters.update(FILTERS, attributes=attributes, decimal=decimal)
         self._environment.globals.update(static=static.url, new_key=new_idempotency_key)
 
     def render(self, template: str, context: Mapping[str, Any]) -> str:

@@ -8,14 +8,14 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field, field_validator
 from starlette.responses import Response
 
-from loraplex.platform.web.console.amounts import Micro
+from loraplex.platform.web.console.amounts import Micro, between
 from loraplex.platform.web.console.form_routes import form_page
 from loraplex.platform.web.console.page import AFTER
 from loraplex.platform.web.invoices.operator_pages import Operator, Submission
 from loraplex.platform.web.invoices.routes import BY_GRANT
 from loraplex.tenants.accounts.queries import tenant_named
 from loraplex.tenants.invoices import queries, use_cases
-from loraplex.tenants.invoices.records import DEFAULT_PRIORITY, CreditDocument
+from loraplex.tenants.invoices.records import DEFAULT_PRIORITY, MAX_CREDIT_MICRO, CreditDocument
 from loraplex.tenants.unit_of_work import UnitOfWork
 
 PATH: Final = "/operator/console/credits"
@@ -29,7 +29,7 @@ class CreditForm(BaseModel):
     """A credit to grant. `last_day`: the last day of which it pays; None: it does not expire."""
 
     tenant: str
-    amount: Annotated[Micro, Field(ge=1)]
+    amount: Annotated[Micro, between(1, MAX_CREDIT_MICRO)]
     currency: Annotated[str | None, Field(pattern="^[A-Z]{3}$")] = None
     priority: int = DEFAULT_PRIORITY
     last_day: Day | None = None

@@ -1,33 +1,23 @@
 """The fields of a form that sets limits of a key or an adapter. Invariant: budgets are typed as money and kept in micro-units."""
 
-import re
 from collections.abc import Mapping
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, Field
 
+from loraplex.platform.web.console.amounts import Micro, decimal
 from loraplex.platform.web.console.formatting import count, money_total
 from loraplex.platform.web.console.forms import FormInvalid
 from loraplex.platform.web.console.limit_units import unit_of
+from loraplex.tenants.invoices.currencies import minor_digits
 from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, QuotaLimits
 
-MICRO: Final = 1_000_000
-_MONEY: Final = re.compile(r"([0-9]{1,12})(?:\.([0-9]{1,6}))?")
-_QUOTED_LENGTH: Final = 40
 Bounds: TypeAlias = Mapping[str, int | None]
 """The limits of the tenant by their names; None is no limit."""
 
 
-def micro_units(text: object) -> int:
-    """Read an amount of money such as 30.00, exactly. Raises `ValueError`."""
-    amount = _MONEY.fullmatch(str(text).replace(",", ""))
-    if amount is None:
-        raise ValueError(f"“{str(text)[:_QUOTED_LENGTH]}” is no amount such as 30.00.")
-    return int(amount[1]) * MICRO + int((amount[2] or "").ljust(6, "0"))
-
-
 _Whole = Annotated[int | None, Field(default=None, ge=0)]
-_Money = Annotated[int | None, Field(default=None), BeforeValidator(micro_units)]
+_Money = Annotated[Micro | None, Field(default=None)]
 
 
 class LimitFields(BaseModel):
@@ -59,13 +49,11 @@ class LimitFields(BaseModel):
             raise FormInvalid(errors)
 
 
-def typed(name: str, value: int | None) -> str:
-    """Write a limit as it is typed: an amount of money without zeros that say nothing."""
-    if value is None or unit_of(name) != "money":
-        return "" if value is None else str(value)
-    whole, micro = divmod(value, MICRO)
-    fraction = f"{micro:06}".rstrip("0").ljust(2, "0")
-    return f"{whole}.{fraction}"
+def typed(name: str, value: int | None, currency: str) -> str:
+    """Write a limit as it is typed, a budget with the digits of the currency's minor unit or as many as it needs."""
+    if unit_of(name) == "money":
+        return decimal(value, least=minor_digits(currency))
+    return "" if value is None else str(value)
 
 
 def _written(name: str, value: int, currency: str) -> str:

@@ -138,7 +138,7 @@ async def replay_draft(page: Reader) -> Response:
         form=form.entered(errors),
         subject=subject,
         choices=choices,
-        values={each: typed(each, own.get(each)) for each in COUNTED if each != PER_SESSION},
+        values={each: typed(each, own.get(each), page.currency) for each in COUNTED if each != PER_SESSION},
         found=found,
         error=error,
         days=limit_replay.DAYS,
@@ -175,7 +175,7 @@ async def _limit_form(page: PageRequest, level: str, name: str) -> dict[str, obj
         "found": found,
         "own": own,
         "bounds": bounds,
-        "values": {each: typed(each, value) for each, value in own.items()},
+        "values": {each: typed(each, value, page.currency) for each, value in own.items()},
         "currency": page.currency,
         "action": path_of("limits", FOLDERS[level], found.state.name),
     }

@@ -78,7 +78,8 @@ class NewRateCardBody(RequestModel):
 
 class PreviewBody(NewRateCardBody):
     """A draft, and the month to rate (UTC); without `month`, or with null, the last one that has ended. The draft is rated as if
-    it had been in force all month, whatever its `effective_from`.
+    it had been in force all month, whatever its `effective_from`. Its tier must be one that a tenant, a card or the plan of
+    sign-up has.
     """
 
     month: Annotated[str | None, Field(pattern=f"^{MONTH}$")] = None

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
+from loraplex.platform.web.console.amounts import Micro, between, decimal
 from loraplex.platform.web.console.form_routes import FormSubmission, form_post, submits_operator
 from loraplex.platform.web.console.forms import Entered
 from loraplex.platform.web.console.page import PageRequest, opens_operator
@@ -24,13 +25,14 @@ from loraplex.tenants.unit_of_work import UnitOfWork
 Operator = Annotated[PageRequest, opens_operator()]
 Submission = Annotated[FormSubmission, submits_operator()]
 PATH: Final = "/operator/console/rate-cards"
-PriceField = Annotated[int, Field(ge=0, le=MAX_PRICE)]
+PriceField = Annotated[Micro, between(0, MAX_PRICE)]
+PRICES: Final = ("prompt", "cached_prompt", "completion", "reasoning")
 
 router = APIRouter()
 
 
 class RateCardForm(BaseModel):
-    """A draft: what it applies to, its prices in micro-units per million tokens, and from when on; None: at once."""
+    """A draft: what it applies to, its prices, typed as money per million tokens, and from when on; None: at once."""
 
     tier: str = ""
     tenant: str = ""
@@ -73,8 +75,9 @@ class RateCardForm(BaseModel):
 
     def sent_again(self) -> Sequence[tuple[str, str]]:
         """Return the fields of a draft that was rated, as its publication sends them."""
-        values = {**dict(self), "effective_from": "" if self.begins is None else self.begins.isoformat()}
-        return [(name, str(value)) for name, value in values.items()]
+        prices = {name: decimal(getattr(self, name)) for name in PRICES}
+        begins = "" if self.begins is None else self.begins.isoformat()
+        return [*{**dict(self), **prices, "effective_from": begins}.items()]
 
 
 @router.get(PATH)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from loraplex.platform.web.console.amounts import Micro, Ppm
+from loraplex.platform.web.console.amounts import Micro, Ppm, between
 from loraplex.platform.web.limits.documents import limit_annotations
 from loraplex.platform.web.team.pages import InvitationForm
 from loraplex.platform.web.tenants.billing_routes import Line, Lines
@@ -13,6 +13,7 @@ from loraplex.tenants.billing.records import MAX_TAX_RATE_PPM
 from loraplex.tenants.quotas.limits import MAX_BUDGET, MAXIMA
 
 Revision = Annotated[int, Field(ge=1)]
+Budget = Annotated[Micro, between(0, MAX_BUDGET)]
 
 
 class NewTenantForm(BaseModel):
@@ -42,7 +43,7 @@ class Limits(BaseModel):
     """All limits of a tenant; one that is left empty does not limit."""
 
     # One field for each limit: names and maxima stand in `tenants/quotas/limits.py` alone.
-    __annotations__ = limit_annotations(MAXIMA, money=Micro)
+    __annotations__ = limit_annotations(MAXIMA, money=Budget)
 
 
 class LimitsForm(Limits):
@@ -60,5 +61,5 @@ class BillingForm(BaseModel):
     customer_address: Lines = None
     vat_id: Line = None
     tax_rate_ppm: Annotated[Ppm, Field(ge=0, le=MAX_TAX_RATE_PPM)] = 0
-    minimum_micro: Annotated[Micro, Field(ge=0, le=MAX_BUDGET)] = 0
+    minimum_micro: Budget = 0
     revision: Revision

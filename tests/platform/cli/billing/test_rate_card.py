@@ -81,6 +81,8 @@ def test_a_preview_names_its_month_and_writes_nothing() -> None:
     empty = run("preview", *PRICES, "--month", "2026-10", "--json")
     assert json.loads(empty.stdout) == {"month": "2026-10", "data": [], "totals": []}
     assert "billed_pico" in run("preview", *PRICES).stdout
+    unknown = run("preview", *PRICES, "--tier", "glod")
+    assert unknown.exit_code == 2 and "there is no tier glod" in unknown.stderr
     refused = run("preview", *PRICES, "--month", "2026-13")
     assert refused.exit_code == 2 and "such as 2026-10" in refused.output
     assert json.loads(run("list", "--json").stdout) == []

@@ -47,17 +47,17 @@ async def test_a_draft_is_rated_then_published_once(console: Console, signed_in:
     draft = {
         "tenant": "harbor",
         "currency": "USD",
-        "prompt": "3000000",
-        "cached_prompt": "100",
+        "prompt": "3.00",
+        "cached_prompt": "0.0001",
         "completion": "0",
-        "reasoning": "500",
+        "reasoning": "0.0005",
         "effective_from": f"{now() + timedelta(days=2):%Y-%m-%dT%H:%M}",
     }
     answer = await browser.submit(f"{path}/new", f"{path}/preview", draft)
     page = Page(answer)
     assert answer.status_code == 200 and await actions(console) == []
     assert page.texts("tbody td")[:3] == ["$3.0000", "$6.0000", "$3.0000"]
-    assert "$3.000 per 1 M tokens" in page.text
+    assert "$3.000 per 1 M tokens: 3,000,000 micro-units in the API" in page.text
     form = page.form(path)
     published = [await browser.post(path, form) for _ in range(2)]
     assert [each.headers["location"] for each in published] == [path, path]
@@ -72,17 +72,24 @@ async def test_a_draft_is_rated_then_published_once(console: Console, signed_in:
         "These prices begin" not in listed.text
         and "Published: these prices begin" in listed.find(".toasts").text()
     )
-    again = await browser.submit(f"{path}/new", f"{path}/preview", {**draft, "cached_prompt": "9000000"})
+    again = await browser.submit(f"{path}/new", f"{path}/preview", {**draft, "cached_prompt": "9"})
     assert (
         again.status_code == 422 and "at most the price prompt" in Page(again).find("#cached_prompt-e").text()
     )
-    for wrong, field in (
-        ({"tenant": "nowhere"}, "tenant"),
-        ({"tier": "gold"}, "tier"),
-        ({"prompt": "1.5"}, "prompt"),
+    for wrong, field, message in (
+        ({"tenant": "nowhere"}, "tenant", "There is no tenant nowhere"),
+        ({"tier": "gold"}, "tier", "to a tier or to a tenant"),
+        ({"tier": "gold", "tenant": ""}, "tier", "There is no tier gold; the tiers are standard."),
+        ({"prompt": "0,10"}, "prompt", "“0,10” is no amount"),
+        ({"prompt": "0.0000001"}, "prompt", "at most 6 decimals"),
+        ({"prompt": "10000.01"}, "prompt", "10000.01 is too much: at most 10000."),
     ):
         refused = await browser.submit(f"{path}/new", f"{path}/preview", {**draft, **wrong})
-        assert refused.status_code == 422 and Page(refused).find(f"#{field}-e")
+        assert refused.status_code == 422 and message in Page(refused).find(f"#{field}-e").text()
+    form = (await browser.page(listed.find(".section header a").attributes["href"] or "")).form(
+        f"{path}/preview"
+    )
+    assert (form["prompt"], form["cached_prompt"], form["reasoning"]) == ("3", "0.0001", "0.0005")
 
 
 async def test_a_credit_is_granted_once_and_its_reason_is_text(console: Console, signed_in: SignedIn) -> None:

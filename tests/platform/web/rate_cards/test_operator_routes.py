@@ -195,7 +195,10 @@ async def test_a_preview_rates_last_month_and_writes_nothing(operator: Any, data
     assert (await operator.get("/audit?action=rate-card.create")).json()["data"] == []
 
 
-async def test_an_invalid_month_is_refused(operator: Any) -> None:
+async def test_an_invalid_month_and_an_unknown_tier_are_refused(operator: Any) -> None:
+    unknown = await operator.post("/rate-cards/preview", {**ALL, "scope": {"tier": "glod"}})
+    assert unknown.status_code == 400 and unknown.json()["error"]["param"] == "tier"
+    assert "there is no tier glod" in unknown.json()["error"]["message"]
     for month in ("2026-13", "2026-1", "26-01", "0000-01", "9999-12", "2100-01", 202610):
         response = await operator.post("/rate-cards/preview", {**ALL, "month": month})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "month"), month
