@@ -14,6 +14,9 @@ REPLAYED_HEADER: Final = "idempotency-replayed"
 EVERYWHERE: Final = (400, 401, 403, 404, 408, 413, 415, 429, 503)
 """Error statuses that any management route may return: see the table in `platform.errors`."""
 
+FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""Characters with which a formula of a spreadsheet begins."""
+
 
 class ResponseModel(Record):
     """Base of the response schemas that are no records of a use case."""
@@ -40,6 +43,13 @@ class ApiResponse:
     document: BaseModel | None = None
     etag: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def csv_text(value: Any) -> Any:
+    """Return the value of a cell so that no spreadsheet reads it as a formula; numbers with a sign stay."""
+    if isinstance(value, str) and value.startswith(FORMULA) and not value.removeprefix("-").isdecimal():
+        return f"'{value}"
+    return value
 
 
 def respond(response: ApiResponse) -> Response:

@@ -37,7 +37,9 @@ _COLUMNS: Final[dict[Dimension, str]] = {
     "key": "u.api_key_id",
 }
 _NO_ID: Final = f"'{NO_ID}'::uuid"
-_CONSOLE_KEY: Final = "CASE k.kind WHEN 'console' THEN k.name END"
+_NAMES: Final = "a.name, k.key_id, k.name, k.kind, t.name"
+_NAMED: Final = """LEFT JOIN adapters a ON a.id = r.adapter_id LEFT JOIN api_keys k ON k.id = r.api_key_id
+    LEFT JOIN tenants t ON t.id = r.tenant_id"""
 _FILTERS: Final = {
     "currency": "u.currency = :currency",
     "adapter": "u.adapter_id IN (SELECT id FROM adapters WHERE tenant_id = :tenant_id AND name = :adapter)",
@@ -152,15 +154,17 @@ class UsageSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRow:
-    """The sums of one group. `adapter`: its name, None for the base model. `key_id`: the public id of the key.
+    """The sums of one group. `adapter`: its name, None for the base model. `key_id`: the public id of the key. `tenant`: its name.
 
-    An adapter or a key whose row was erased is named by its UUID. Both are None where the report is not grouped by them.
+    A tenant, an adapter or a key whose row was erased is named by its UUID. Each is None where the report is not grouped by it.
     `console_key`: the name of a key that the console made for its own pages, such as `playground`; None for other keys.
     """
 
     key: UsageKey
+    tenant: str | None
     adapter: str | None
     key_id: str | None
+    key_name: str | None
     console_key: str | None
     sums: UsageSums
 
@@ -232,14 +236,14 @@ async def first_rows(
 
 
 async def ranked_rows(
-    session: AsyncSession, query: UsageQuery, ranked: Literal["adapter", "key"], named: int
+    session: AsyncSession, query: UsageQuery, ranked: Literal["tenant", "adapter", "key"], named: int
 ) -> list[UsageRow]:
-    """All rows of a report by adapter or by key, with rows of their own for the `named` groups of the largest amount in each
+    """All rows of a report by tenant, adapter or key, with rows of their own for the `named` groups of the largest amount in each
     currency.
 
-    The other groups are one, whose id is `REST`. The query is of one tenant; its `group_by` is not read.
+    The other groups are one, whose id is `REST`. The query's `group_by` is not read.
     """
-    statement = _ranked(query, _COLUMNS[ranked], is_adapter=ranked == "adapter")
+    statement = _ranked(query, ranked)
     found = await session.execute(statement, {**_parameters(query), "named": named})
     return [_row(values) for values in found]
 
@@ -307,19 +311,19 @@ WITH summed AS (
     SELECT * FROM rows{_FOLLOWING if following else ""} ORDER BY {_ORDER} LIMIT :limit
 )
 SELECT r.start, r.tenant_id, r.adapter_id, r.api_key_id, r.currency, r.class, r.requests, r.prompt, r.cached, r.completion,
-    r.reasoning, r.amount, a.name, k.key_id, {_CONSOLE_KEY}
-FROM page r LEFT JOIN adapters a ON a.id = r.adapter_id LEFT JOIN api_keys k ON k.id = r.api_key_id
+    r.reasoning, r.amount, {_NAMES}
+FROM page r {_NAMED}
 ORDER BY {", ".join(f"r.{name}" for name in _ORDER.split(", "))}
 """)
 
 
-def _ranked(query: UsageQuery, column: str, *, is_adapter: bool) -> TextClause:
+def _ranked(query: UsageQuery, ranked: Dimension) -> TextClause:
     """One scan of the range, in the columns of `_statement`. Amounts of different currencies are not compared."""
-    shown, constant = f"coalesce(n.ranked_id, '{REST}'::uuid)", _NO_ID
-    adapter, key = (shown, constant) if is_adapter else (constant, shown)
+    shown = f"coalesce(n.ranked_id, '{REST}'::uuid)"
+    tenant, adapter, key = (shown if name == ranked else _NO_ID for name in _COLUMNS)
     return text(f"""
 WITH summed AS MATERIALIZED (
-    SELECT {_STARTS[query.bucket]} AS start, {column} AS id, u.currency, sum(u.requests) AS requests,
+    SELECT {_STARTS[query.bucket]} AS start, {_COLUMNS[ranked]} AS id, u.currency, sum(u.requests) AS requests,
         sum(u.uncached_tokens) AS uncached, sum(u.cached_tokens) AS cached, sum(u.completion_tokens) AS completion,
         sum(u.reasoning_tokens) AS reasoning, sum(u.amount_pico) AS amount
     FROM {_source(query)} GROUP BY 1, 2, 3
@@ -328,13 +332,13 @@ WITH summed AS MATERIALIZED (
         row_number() OVER (PARTITION BY currency ORDER BY sum(amount) DESC, sum(requests) DESC, id) AS place
     FROM summed GROUP BY id, currency
 ), rows AS (
-    SELECT s.start, {_NO_ID} AS tenant_id, {adapter} AS adapter_id, {key} AS api_key_id, s.currency, {NO_CLASS} AS class,
+    SELECT s.start, {tenant} AS tenant_id, {adapter} AS adapter_id, {key} AS api_key_id, s.currency, {NO_CLASS} AS class,
         sum(s.requests), sum(s.uncached) + sum(s.cached), sum(s.cached), sum(s.completion), sum(s.reasoning), sum(s.amount)
     FROM summed s LEFT JOIN ranked n ON n.ranked_id = s.id AND n.of_currency = s.currency AND n.place <= :named
     GROUP BY {_GROUP}
 )
-SELECT r.*, a.name, k.key_id, {_CONSOLE_KEY}
-FROM rows r LEFT JOIN adapters a ON a.id = r.adapter_id LEFT JOIN api_keys k ON k.id = r.api_key_id
+SELECT r.*, {_NAMES}
+FROM rows r {_NAMED}
 ORDER BY {", ".join(f"r.{name}" for name in _GROUP.split(", "))}
 """)
 
@@ -354,13 +358,15 @@ def _parameters(query: UsageQuery) -> dict[str, Any]:
 
 
 def _row(values: Any) -> UsageRow:
-    *sums, adapter, key_id, console_key = values[6:]
+    *sums, adapter, key_id, key_name, key_kind, tenant = values[6:]
     key = UsageKey(*values[:6])
     return UsageRow(
         key=key,
+        tenant=_name(tenant, key.tenant_id),
         adapter=_name(adapter, key.adapter_id),
         key_id=_name(key_id, key.api_key_id),
-        console_key=console_key,
+        key_name=key_name,
+        console_key=key_name if key_kind == "console" else None,
         sums=_sums(sums),
     )
 

@@ -3,7 +3,7 @@
 Invariant: amounts are integers throughout. What is not zero is never shown as zero. None, an unknown value, is `–`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -44,9 +44,18 @@ def money_spent(pico: int | None, currency: str) -> str:
     return _money(pico, currency, PICO_DIGITS, minor_digits(currency))
 
 
-def money_sum(pico: int | None, currency: str) -> str:
-    """Write a sum in pico-units, of a day or an adapter, with four decimals: `$1.2991`."""
-    return _money(pico, currency, PICO_DIGITS, SUM_DIGITS)
+def money_sum(pico: int | None, currency: str, digits: int = SUM_DIGITS) -> str:
+    """Write a sum in pico-units, of a day or an adapter, with four decimals, or with `digits`: `$1.2991`."""
+    return _money(pico, currency, PICO_DIGITS, digits)
+
+
+def sum_digits(column: Iterable[int | None]) -> int:
+    """How many decimals the sums of a column need so that different ones look different: from four to six."""
+    sums = {each for each in column if each is not None}
+    texts = ({money_sum(each, "", digits) for each in sums} for digits in range(SUM_DIGITS, MICRO_DIGITS))
+    return next(
+        (SUM_DIGITS + more for more, each in enumerate(texts) if len(each) == len(sums)), MICRO_DIGITS
+    )
 
 
 def money_request(pico: int | None, currency: str) -> str:
@@ -260,7 +269,7 @@ def _shortened(text: str | None, length: int) -> str:
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     each.__name__: each
     for each in (
-        *(money_total, money_spent, money_sum, money_request, money_exact, rate, count),
+        *(money_total, money_spent, money_sum, sum_digits, money_request, money_exact, rate, count),
         *(compact, duration, share, pass_rate, interval, file_size, memory_size, ago, day),
         *(exact_time, month_name, machine_time, short_digest, short_id, sentence, browser),
     )

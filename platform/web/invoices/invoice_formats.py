@@ -5,10 +5,11 @@ import csv
 import hashlib
 import io
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from loraplex.platform.web.responses import csv_text
 from loraplex.tenants.invoices.currencies import decimal_text
 from loraplex.tenants.invoices.records import InvoiceDocument
 
@@ -36,7 +37,6 @@ CONTENT_SECURITY_POLICY: Final = (
     + base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     + "'"
 )
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 _TEMPLATES: Final = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
 )
@@ -51,7 +51,7 @@ def invoice_csv(invoice: InvoiceDocument) -> str:
     writer = csv.DictWriter(text, (*of_all, *LINE_COLUMNS), restval="")
     writer.writeheader()
     for line in invoice.lines:
-        writer.writerow({name: _cell(value) for name, value in {**of_all, **dict(line)}.items()})
+        writer.writerow({name: csv_text(value) for name, value in {**of_all, **dict(line)}.items()})
     for kind, name in SUMS.items():
         amount = getattr(invoice, name)
         writer.writerow({**of_all, "kind": kind, "month": invoice.month, "amount_micro": amount})
@@ -67,10 +67,3 @@ def invoice_html(invoice: InvoiceDocument) -> str:
         style=STYLE,
         tax_rate=rate.rstrip("0").rstrip("."),
     )
-
-
-def _cell(value: Any) -> Any:
-    """Return a text so that no spreadsheet reads it as a formula. Amounts in pico-units are numbers with a sign."""
-    if isinstance(value, str) and value.startswith(_FORMULA) and not value.removeprefix("-").isdecimal():
-        return f"'{value}"
-    return value

@@ -3,40 +3,88 @@
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Annotated, Final
+from uuid import UUID
 
 from fastapi import APIRouter
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
-from loraplex.platform.web.console.addresses import day_of, query_form
+from loraplex.platform.web.console.addresses import day_of, link, query_form
 from loraplex.platform.web.console.forms import Entered, Form, FormInvalid
 from loraplex.platform.web.console.page import PageRequest, opens_operator
-from loraplex.platform.web.usage.queries import usage_by_tenant
+from loraplex.platform.web.usage.chart import UsageChart, usage_chart
+from loraplex.platform.web.usage.documents import OperatorUsageDocument
+from loraplex.platform.web.usage.queries import (
+    UsageFilters,
+    UsageReport,
+    csv_download,
+    report,
+    usage_by_tenant,
+)
 from loraplex.tenants.ledger.serving_cost import serving_cost
 
 Operator = Annotated[PageRequest, opens_operator()]
 PATH: Final = "/operator/console/usage"
 DAY: Final = timedelta(days=1)
 MAX_DAYS: Final = 366
+MAX_CHART_DAYS: Final = 92
+"""A chart reads each hour of each tenant: about 0.2 s for 170,000 rows."""
+NO_TENANT: Final = UUID(int=0)
 
 router = APIRouter()
 
 
 @router.get(PATH)
 async def show_usage(page: Operator) -> Response:
-    now, price = datetime.now(UTC), page.dependencies.config.accelerator_price
-    first, last, errors = _days(query_form(page.http), now.date())
-    start, end = datetime.combine(first, time(), UTC), datetime.combine(last + DAY, time(), UTC)
+    form, now, price = query_form(page.http), datetime.now(UTC), page.dependencies.config.accelerator_price
+    first, last, errors = _days(form, now.date())
+    filters = _filters(first, last, form.text("currency") or None)
     async with page.reading() as session:
-        usage, cost = await usage_by_tenant(session, start, end, now), None
+        usage, cost = await usage_by_tenant(session, filters.start, filters.end, now), None
+        drawn = None
+        if (last - first).days < MAX_CHART_DAYS:
+            drawn = await report(session, filters, page.dependencies.currency_of(NO_TENANT))
         if price is not None and usage.totals:
-            cost = await serving_cost(session, price, start, end, now)
-    shown = {"from": first.isoformat(), "to": last.isoformat(), **page.http.query_params}
+            cost = await serving_cost(session, price, filters.start, filters.end, now)
+    shown = {"from": first.isoformat(), "to": last.isoformat()}
     return page.show(
         "usage/operator_usage.html",
         usage=usage,
+        report=drawn,
+        chart_of=None if drawn is None else _chart(drawn, filters, now),
+        chart_days=MAX_CHART_DAYS,
+        currency_links={each: link(PATH, {**shown, "currency": each}) for each, _ in usage.totals},
+        csv=link(f"{PATH}.csv", shown),
         cost=cost,
+        has_price=price is not None,
         goes_on=last >= now.date(),
-        form=Entered(shown, errors=errors),
+        form=Entered({**shown, **page.http.query_params}, errors=errors),
+    )
+
+
+def _chart(drawn: UsageReport, filters: UsageFilters, now: datetime) -> UsageChart:
+    return usage_chart(drawn, filters, [group.name or "other" for group in drawn.groups], now)
+
+
+@router.get(f"{PATH}.csv")
+async def download_csv(page: Operator) -> Response:
+    """The usage of these days by day and tenant."""
+    first, last, errors = _days(query_form(page.http), datetime.now(UTC).date())
+    if errors:
+        raise FormInvalid(errors)
+    lines = csv_download(page.query, _filters(first, last, None), OperatorUsageDocument)
+    headers = {"content-disposition": f'attachment; filename="usage-{first}-{last}.csv"'}
+    return StreamingResponse(lines, media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def _filters(first: date, last: date, currency: str | None) -> UsageFilters:
+    """The report of all tenants by day and tenant."""
+    return UsageFilters(
+        tenant_id=None,
+        currency=currency,
+        start=datetime.combine(first, time(), UTC),
+        end=datetime.combine(last + DAY, time(), UTC),
+        bucket="1d",
+        group_by=frozenset({"tenant"}),
     )
 
 

@@ -3,7 +3,7 @@
 Invariant: a download has exactly the rows that the page sums, from the same query.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from typing import Annotated, Final, cast
@@ -13,13 +13,13 @@ from fastapi import APIRouter
 from starlette.responses import Response, StreamingResponse
 
 from loraplex.platform.web.console.addresses import chosen, day_of, link, path_of, query_form
-from loraplex.platform.web.console.charts import MAX_SERIES, ChartRow, named, symbol
+from loraplex.platform.web.console.charts import MAX_SERIES
 from loraplex.platform.web.console.forms import Form, FormInvalid
 from loraplex.platform.web.console.page import PageRequest, opens
 from loraplex.platform.web.usage import queries as usage
+from loraplex.platform.web.usage.chart import usage_chart
 from loraplex.platform.web.usage.queries import (
     Bucket,
-    FilterChoices,
     Split,
     UsageFilters,
     UsageGroup,
@@ -71,13 +71,16 @@ async def show_usage(page: Reader) -> Response:
         choices = await usage.filter_choices(session, page.tenant_id)
         currency = page.dependencies.currency_of(page.tenant_id)
         report = await usage.report(session, filters, currency)
+    keys = dict(choices.keys)
+    names = [_name(group, filters.split, keys) for group in report.groups]
     return page.show(
         "usage/usage.html",
         form=form.entered(errors),
         filters=filters,
         choices=choices,
         report=report,
-        shown=_shown(report, filters, choices, page.session, now),
+        groups=_groups(report, names, filters.split, page.session),
+        chart_of=usage_chart(report, filters, names, now),
         splits=SPLITS,
         csv=_address(f"{PATH}.csv", filters, report.currency),
         json=_address(f"{PATH}.json", filters, report.currency),
@@ -145,34 +148,14 @@ def _filters(form: Form, tenant_id: UUID, now: datetime) -> UsageFilters:
     )
 
 
-def _shown(
-    report: UsageReport, filters: UsageFilters, choices: FilterChoices, session: ConsoleSession, now: datetime
-) -> dict[str, object]:
-    """Return the table by group, and the chart: `periods`, each with its row in pico-units of money, the `totals` of its series,
-    and the `prefix` of an amount.
-    """
-    keys, split = dict(choices.keys), filters.split
-    names = [_name(group, split, keys) for group in report.groups]
-    own = len(names) if len(names) <= MAX_SERIES else MAX_SERIES - 1
-    series = named([*names[:own], *(["other"] if len(names) > own else [])])
-    step = DAY if filters.bucket == "1d" else timedelta(hours=1)
-    ids = [group.id for group in report.groups]
-    rows = []
-    for period in report.periods:
-        values = _folded([period.amounts.get(each, 0) for each in ids], own)
-        rows.append((period, ChartRow(period.start, values, period.start <= now < period.start + step)))
-    groups = tuple(
+def _groups(
+    report: UsageReport, names: Sequence[str], split: Split, session: ConsoleSession
+) -> tuple[_Group, ...]:
+    """Return the rows of the table by group; those beyond the series of the chart have the number of the last one."""
+    return tuple(
         _Group(name, min(place, MAX_SERIES), _link(group, split, session), group)
         for place, (name, group) in enumerate(zip(names, report.groups, strict=True), start=1)
     )
-    totals = _folded([group.sums.amount_pico for group in report.groups], own)
-    prefix = symbol(report.currency)
-    return {"groups": groups, "series": series, "periods": rows, "totals": totals, "prefix": prefix}
-
-
-def _folded(amounts: list[int], own: int) -> tuple[int, ...]:
-    """The amounts of the groups with a series of their own, and the sum of the others if there are any."""
-    return (*amounts[:own], *([sum(amounts[own:])] if len(amounts) > own else []))
 
 
 def _name(group: UsageGroup, split: Split, keys: Mapping[str, str]) -> str:

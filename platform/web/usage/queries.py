@@ -10,13 +10,16 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.platform.web.console.formatting import PICO_DIGITS
+from loraplex.platform.web.responses import csv_text
 from loraplex.platform.web.usage.documents import OperatorUsageDocument, UsageDocument, UsageSumsDocument
 from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.invoices.currencies import decimal_text
 from loraplex.tenants.ledger import usage_reports
 from loraplex.tenants.ledger.usage_reports import (
     TenantUsage,
@@ -43,7 +46,7 @@ CLASS_ROWS: Final = 20_000
 ROWS_AT_ONCE: Final = 5000
 """Rows of one transaction of a download."""
 Bucket: TypeAlias = usage_reports.Bucket
-Split: TypeAlias = Literal["adapter", "key", "class"]
+Split: TypeAlias = Literal["tenant", "adapter", "key", "class"]
 GroupKind: TypeAlias = Literal["named", "base", "rest"]
 RunQuery: TypeAlias = Callable[..., Awaitable[Any]]
 """Runs a read, given with its arguments, in a transaction of its own and in the viewer's role."""
@@ -53,7 +56,7 @@ SUMS: Final = tuple(UsageSumsDocument.model_fields)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageFilters(UsageQuery):
-    """The report of one tenant that the API would give, by one dimension. `currency` None: the viewer's own where the range
+    """The report that the API would give, by one dimension. `currency` None: the viewer's own where the range
     has several. `is_cut`: more was asked for than a page has.
     """
 
@@ -63,7 +66,7 @@ class UsageFilters(UsageQuery):
     def split(self) -> Split:
         """The dimension."""
         (split,) = self.group_by
-        return cast("Split", split)
+        return split
 
     @property
     def first(self) -> date:
@@ -78,7 +81,7 @@ class UsageFilters(UsageQuery):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageGroup:
-    """One adapter, key or token class over the whole range. `kind`: `base` is the base model, `rest` all that have no row of
+    """One tenant, adapter, key or token class over the whole range. `kind`: `base` is the base model, `rest` all that have no row of
     their own. `name` is None for these two.
     """
 
@@ -101,7 +104,8 @@ class UsagePeriod:
 class UsageReport:
     """A range in one currency. `groups` by amount, the largest first; `periods` in time, those without usage left out.
 
-    `currencies`: all that the range has usage in. `refused`: requests that no engine worked on, which are in none of the sums.
+    `currencies`: all that the range has usage in. `refused`: requests of the tenant that no engine worked on, which are in none
+    of the sums; 0 in a report of all tenants.
     """
 
     currency: str
@@ -150,7 +154,7 @@ async def report(session: AsyncSession, filters: UsageFilters, own_currency: str
         currency=currency,
         currencies=currencies,
         totals=by_currency.get(currency, UsageSums()),
-        refused=await refused_requests(session, filters),
+        refused=0 if filters.tenant_id is None else await refused_requests(session, filters),
         groups=_groups(rows, filters.split),
         periods=_periods(rows, filters.split),
     )
@@ -188,7 +192,7 @@ def usage_document(row: UsageRow, kind: type[DocumentT]) -> DocumentT:
 
 
 def columns_of(query: UsageQuery, kind: type[UsageDocument] = UsageDocument) -> list[str]:
-    """Return the columns of a report as CSV: what groups a row, then its sums, and the currency."""
+    """Return the fields of a report's rows: what groups a row, then its sums, and the currency."""
     first = [*(["tenant_id"] if kind is OperatorUsageDocument else []), "start", "adapter", "key_id"]
     return [*first, *(["token_class"] if "class" in query.group_by else []), *SUMS, "currency"]
 
@@ -201,13 +205,15 @@ async def csv_download(
 ) -> AsyncIterator[str]:
     """Write all rows of a report as CSV (RFC 4180), in transactions of `ROWS_AT_ONCE`. `first`: those that were read already.
 
-    No text of a tenant can begin with a character that a spreadsheet computes.
+    Behind the fields of the API stand names and the amount in units of money. No text begins with a character that a spreadsheet
+    computes.
     """
-    columns = columns_of(query, kind)
+    tenant = ["tenant"] if kind is OperatorUsageDocument else []
+    columns = [*columns_of(query, kind), *tenant, "key_name", "amount"]
     yield ",".join(columns) + "\r\n"
     async for rows in _all_rows(run, query, first):
         lines = io.StringIO()
-        csv.DictWriter(lines, columns, extrasaction="ignore").writerows(map(_fields, rows))
+        csv.DictWriter(lines, columns, extrasaction="ignore").writerows(map(_csv_fields, rows))
         yield lines.getvalue()
 
 
@@ -237,11 +243,17 @@ def _fields(row: UsageRow) -> dict[str, Any]:
     return document.model_dump(mode="json") | {"currency": row.currency}
 
 
+def _csv_fields(row: UsageRow) -> dict[str, Any]:
+    amount = decimal_text(row.sums.amount_pico, PICO_DIGITS, scale=PICO_DIGITS)
+    names = {"tenant": row.tenant, "key_name": csv_text(row.key_name)}
+    return _fields(row) | names | {"amount": amount}
+
+
 def _group_id(row: UsageRow, split: Split) -> str:
     if split == "class":
         return row.token_class or ""
-    if split == "adapter":
-        return str(row.key.adapter_id)
+    if split in ("tenant", "adapter"):
+        return str(row.key.tenant_id if split == "tenant" else row.key.adapter_id)
     # The console makes a key every ten minutes: those of one page are one group, under its name.
     return row.console_key or str(row.key.api_key_id)
 
@@ -253,7 +265,12 @@ def _groups(rows: Sequence[UsageRow], split: Split) -> tuple[UsageGroup, ...]:
         group = _group_id(row, split)
         sums[group] += row.sums
         key = row.console_key or row.key_id
-        names[group] = {"adapter": row.adapter, "key": key, "class": row.token_class}[split]
+        names[group] = {
+            "tenant": row.tenant,
+            "adapter": row.adapter,
+            "key": key,
+            "class": row.token_class,
+        }[split]
     groups = [_group(group, names[group], sums[group], split) for group in sums]
     return tuple(sorted(groups, key=lambda each: (each.kind == "rest", -each.sums.amount_pico, each.id)))
 

@@ -29,7 +29,8 @@ USAGE_PARAMETERS: Final = {
     "bucket": "Length of a row's time: `1h`, `1d` (default) or `1mo`, in UTC.",
     "group_by": "Any of `adapter`, `key` and `class`, separated by commas.",
     "currency": "Only this currency. Required if the range has usage in several.",
-    "format": "`json` (default), or `csv`: all rows of the range, without pages.",
+    "format": "`json` (default), or `csv`: all rows of the range, without pages. Behind the fields of the API it has "
+    "names, and the `amount` in units of the currency.",
 }
 REQUEST_FILTERS: Final = {
     "adapter": "Only requests of the adapter of this name; the base model has its served name.",

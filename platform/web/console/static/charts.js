@@ -7,8 +7,6 @@
 /** @typedef {{ times: number[], columns: (number | null)[][], names: string[], labels: string[] }} Numbers */
 
 const DAY = 86400;
-/** Digits of an amount in the line below the legend, as in the table. */
-const MONEY_DIGITS = 4;
 /** Steps of an axis: whole numbers, for every value is one. */
 const STEPS = [...Array(56)].map((_, place) => [1, 2, 2.5, 5][place % 4] * 10 ** Math.floor(place / 4)).filter(Number.isInteger);
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
@@ -134,7 +132,7 @@ function draw(figure) {
           (/** @type {any} */ self) => {
             const place = self.cursor.idx;
             readout.textContent = place === null || place === undefined ? "\u00a0"
-              : [labels[place], ...names.map((name, series) => `${name} ${columns[series][place] === null ? "–" : write(figure, /** @type {number} */ (columns[series][place]), MONEY_DIGITS)}`)].join(" · ");
+              : [labels[place], ...names.map((name, series) => `${name} ${columns[series][place] === null ? "–" : write(figure, /** @type {number} */ (columns[series][place]), Number(figure.dataset.digits))}`)].join(" · ");
           },
         ],
       },

@@ -31,6 +31,7 @@ def test_totals_have_the_digits_of_their_currency(micro: int | None, currency: s
 def test_amounts_of_sums_and_requests() -> None:
     assert formatting.money_sum(1_299_149_999_999, "USD") == "$1.2991"
     assert formatting.money_sum(1_299_150_000_000, "USD") == "$1.2992"
+    assert formatting.money_sum(1_299_150_000_000, "USD", 6) == "$1.299150"
     assert formatting.money_request(59_400_000, "USD") == "$0.000059"
     assert formatting.money_request(1, "USD") == "<$0.000001"
     assert formatting.money_exact(22_800_000, "USD") == "$0.0000228"
@@ -145,3 +146,17 @@ def test_browsers() -> None:
         "agent of <b>",
         "–",
     )
+
+
+@pytest.mark.parametrize(
+    ("micro", "digits"),
+    [([], 4), ([None, 0, 100, 100], 4), ([0, 1], 4), ([100, 140], 5), ([1, 2], 6), ([99_999, 100_000], 6)],
+)
+def test_different_sums_of_a_column_look_different(micro: list[int | None], digits: int) -> None:
+    column = [None if each is None else each * 10**6 for each in micro]
+    assert formatting.sum_digits(column) == digits
+    assert len({formatting.money_sum(each, "USD", digits) for each in column}) == len(set(column))
+
+
+def test_sums_that_differ_below_a_micro_unit_have_six_decimals() -> None:
+    assert formatting.sum_digits([10**6, 10**6 + 1]) == 6

@@ -1,6 +1,9 @@
 """Usage of all tenants with its cost, engines, drift and health: with numbers, without any, and where a part does not answer."""
 
+import csv
+import io
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -37,11 +40,19 @@ async def test_people_of_tenants_never_reach_it(signed_in: SignedIn) -> None:
 
 async def test_usage_with_price_cost_and_margin(console: Console, signed_in: SignedIn) -> None:
     browser, path = await signed_in("operator"), f"{AREA}/usage"
-    assert "No requests in this time" in (await browser.page(path)).text
+    empty = (await browser.page(path)).text
+    assert "No requests in this time" in empty and "LORAPLEX_ACCELERATOR_PRICE_PER_HOUR" in empty
     tenant = await bill(console.database, await console.tenant("harbor"))
     await tenant.use(now(), 1_000_000, 500_000, 100_000)
     page = await browser.page(path)
-    assert page.texts("tbody td")[-1] == "$2.1750" and "Margin" not in page.text
+    of_tenants = '[aria-label="Usage by tenant"]'
+    assert page.texts(f"{of_tenants} tbody td")[-1] == page.texts(f"{of_tenants} tfoot td")[-1] == "$2.1750"
+    days = page.all("#t-amount tbody tr")
+    assert len(days) == now().day and len(page.all("#t-amount td[data-v='2175000']")) == 1
+    assert "Margin" not in page.text and "LORAPLEX_ACCELERATOR_PRICE_PER_HOUR" in page.text
+    [link] = [str(node.attributes["href"]) for node in page.all("a[download]")]
+    [row] = csv.DictReader(io.StringIO((await browser.get(link)).text))
+    assert (row["tenant"], row["amount"], row["tenant_id"]) == ("harbor", "2.175000100000", str(tenant.id))
     config = console.dependencies.config
     given(console, config=replace(config, accelerator_price=AcceleratorPrice(1, "USD")))
     page = await browser.page(path)
@@ -50,7 +61,11 @@ async def test_usage_with_price_cost_and_margin(console: Console, signed_in: Sig
     euros = await bill(console.database, await console.tenant("euros"), {"EUR": Price(prompt=7)})
     await euros.use(now(), 10, currency="EUR")
     page = await browser.page(path)
-    assert page.texts("tbody th") == ["euros", "harbor"] and "no margin can be given in USD" in page.text
+    assert page.texts(f"{of_tenants} tbody th") == ["euros", "harbor"] and "never added" in page.text
+    assert (
+        page.texts(f"{of_tenants} tfoot th") == ["All, EUR", "All, USD"]
+        and "no margin can be given in USD" in page.text
+    )
     for query, field in (
         ("from=soon", "from"),
         ("from=2026-02-01&to=2026-01-01", "to"),
@@ -58,6 +73,10 @@ async def test_usage_with_price_cost_and_margin(console: Console, signed_in: Sig
     ):
         refused = await browser.get(f"{path}?{query}")
         assert refused.status_code == 422 and Page(refused).find(f"#{field}-e")
+        assert (await browser.get(f"{path}.csv?{query}")).status_code == 422
+    assert (
+        "at most 92 days" in (await browser.page(f"{path}?from={now() - timedelta(days=100):%Y-%m-%d}")).text
+    )
 
 
 async def test_engines_with_their_last_numbers(console: Console, signed_in: SignedIn) -> None:
