@@ -4,13 +4,16 @@ import base64
 import csv
 import hashlib
 import io
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from loraplex.platform.web.console.formatting import count
 from loraplex.platform.web.responses import csv_text
 from loraplex.tenants.invoices.currencies import decimal_text
+from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.invoices.records import InvoiceDocument
 
 LINE_COLUMNS: Final = (
@@ -26,11 +29,16 @@ SUMS: Final = {
 }
 """Rows of the CSV below the lines, and the fields of the document that have their amounts."""
 PPM_PERCENT_DIGITS: Final = 4
+PAYMENT_DAYS: Final = 30
+"""Days from an invoice's date to its due date."""
 STYLE: Final = (
-    "body{font:14px/1.4 sans-serif;margin:2em auto;max-width:75em}.text{white-space:pre-line}"
-    "table{border-collapse:collapse;width:100%}th,td{border-bottom:1px solid #ccc;padding:.3em;text-align:left}"
-    ".n{text-align:right;font-variant-numeric:tabular-nums}dt{float:left;clear:left;width:9em}"
-    "tr{break-inside:avoid}@media print{body{margin:0;max-width:none;font-size:9px}}"
+    "body{font:14px/1.4 sans-serif;margin:2em auto;padding:0 1em;max-width:60em}.text{white-space:pre-line}"
+    "header,.facts{display:flex;flex-wrap:wrap;justify-content:space-between;gap:1em 3em}p,h1,h2,dl,dd{margin:0}"
+    "h2{font-size:1em}.facts{margin:2em 0}dl{display:grid;grid-template-columns:auto auto;gap:0 1.5em}dt{color:#555}"
+    "table{border-collapse:collapse;width:100%;margin-bottom:1em}th,td{border-bottom:1px solid #ccc;padding:.4em .5em;"
+    "text-align:left;vertical-align:top}.n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}"
+    ".id{font-size:.8em;overflow-wrap:anywhere}tr{break-inside:avoid}tfoot{display:table-row-group}.total>*{font-weight:bold}"
+    "@page{margin:18mm}@media print{body{margin:0;padding:0;max-width:none;font-size:10px}}"
 )
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src 'sha256-"
@@ -40,8 +48,7 @@ CONTENT_SECURITY_POLICY: Final = (
 _TEMPLATES: Final = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
 )
-_TEMPLATES.filters["micro"] = lambda amount: decimal_text(amount, 6)
-_TEMPLATES.filters["pico"] = lambda amount: decimal_text(amount, 12, scale=12)
+_TEMPLATES.filters.update(micro=lambda amount: decimal_text(amount, 6), count=count)
 
 
 def invoice_csv(invoice: InvoiceDocument) -> str:
@@ -60,10 +67,14 @@ def invoice_csv(invoice: InvoiceDocument) -> str:
 
 def invoice_html(invoice: InvoiceDocument) -> str:
     """Render an invoice as one page without script and without links. Send it with `CONTENT_SECURITY_POLICY`."""
+    month = Month.parse(invoice.month)
+    date = invoice.finalized_at.date() if invoice.finalized_at else None
     rate = decimal_text(invoice.tax_rate_ppm, PPM_PERCENT_DIGITS, scale=PPM_PERCENT_DIGITS)
     return _TEMPLATES.get_template("document.html").render(
         invoice=invoice,
         title="Draft invoice" if invoice.number is None else f"Invoice {invoice.number}",
         style=STYLE,
+        period=f"{month.begin.date()} to {month.end.date() - timedelta(days=1)}",
+        due=date and date + timedelta(days=PAYMENT_DAYS),
         tax_rate=rate.rstrip("0").rstrip("."),
     )

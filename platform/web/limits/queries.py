@@ -31,6 +31,8 @@ from loraplex.tenants.records import Record
 
 SUBJECTS: Final = 100
 """Subjects with limits that a page shows; the API has all."""
+NEAR: Final = 10_000
+"""Parts of a million: 1 %."""
 NEAREST: Final = 4
 CHANGED: Final = "quotas.change"
 OF_KEYS: Final = ("key", "group")
@@ -178,8 +180,9 @@ async def with_use(
 
 
 def nearest(subjects: Iterable[LimitedSubject]) -> tuple[LimitState, ...]:
-    """The limits of which the largest part is taken, the nearest first."""
+    """The limits of which the largest part is taken, at least `NEAR`, the nearest first."""
     every = [each for subject in subjects for each in subject.limits if each.used is not None]
+    every = [each for each in every if each.nearness >= (False, NEAR)]
     return tuple(sorted(every, key=lambda each: each.nearness, reverse=True)[:NEAREST])
 
 

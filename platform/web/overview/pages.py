@@ -79,6 +79,7 @@ async def show_overview(page: SignedIn) -> Response:
         spend=spend if sees_money else None,
         attention=[each for each in attention if NEEDED.get(each.kind, USAGE_READ) in scopes],
         nearest=None if counted is None else limits.nearest(counted),
+        has_limits=any(subject.limits for subject in counted or ()),
         charts=None if requests is None else _charts(requests),
         residency=await residency(dependencies.engine, dependencies.namespace_of(tenant_id)),
         days=_days(spend) if sees_money else (),

@@ -76,6 +76,11 @@ async def test_limits_of_all_levels_with_their_use_and_author(database: Database
         ("key", "tokens_per_day"),
         ("tenant", "max_keys"),
     ]
+    shown = [day.model_copy(update={"limit": limit, "used": 10}) for limit in (0, 1000, 1001)]
+    low = tenant.model_copy(
+        update={"limits": tuple(each.model_copy(update={"reserved": 0}) for each in shown)}
+    )
+    assert [each.limit for each in limits.nearest([low])] == [0, 1000], "what is below 1 % is not near"
 
 
 async def test_without_counters_limits_are_known_and_their_use_is_not(database: Database) -> None:
