@@ -95,14 +95,13 @@ def test_an_operator_from_a_tenant_to_its_price_and_the_live_page(visit: Visit, 
         page.get_by_role("button", name="Invite").click()
         expect(page.locator("#link")).to_contain_text("/console/sign-in?token=")
     with journey.step("price"):
-        page.get_by_role("link", name="Rate cards").first.click()
-        page.get_by_role("link", name="New version").click()
-        page.get_by_label("Tenant", exact=True).fill("priced")
+        page.get_by_role("link", name="Done").click()
+        page.get_by_role("link", name="Set prices of priced").click()
         for name, price in (("Prompt", "0.20"), ("Cached prompt", "0.02"), ("Completion", "0.80")):
             page.get_by_label(name, exact=True).fill(price)
         page.get_by_role("button", name="Preview").click()
         page.get_by_role("button", name="Publish these prices").click()
-        expect(page.get_by_role("row", name=re.compile("priced")).first).to_contain_text("$0.200")
+        expect(page.get_by_role("region", name="Versions for priced, USD")).to_contain_text("$0.200")
     with journey.step("live"):
         page.get_by_role("link", name="Live").click()
         expect(page.get_by_role("heading", name="Time to first token")).to_be_visible()
