@@ -37,7 +37,7 @@ STYLE: Final = (
     "h2{font-size:1em}.facts{margin:2em 0}dl{display:grid;grid-template-columns:auto auto;gap:0 1.5em}dt{color:#555}"
     "table{border-collapse:collapse;width:100%;margin-bottom:1em}th,td{border-bottom:1px solid #ccc;padding:.4em .5em;"
     "text-align:left;vertical-align:top}.n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}"
-    ".id{font-size:.8em;overflow-wrap:anywhere}tr{break-inside:avoid}tfoot{display:table-row-group}.total>*{font-weight:bold}"
+    ".id{font-size:.8em;overflow-wrap:anywhere}tr{break-inside:avoid}tfoot{display:table-row-group}.total td{font-weight:bold}"
     "@page{margin:18mm}@media print{body{margin:0;padding:0;max-width:none;font-size:10px}}"
 )
 CONTENT_SECURITY_POLICY: Final = (

@@ -71,10 +71,10 @@ function moment(seconds, step) {
   return step >= DAY || (step > 3600 && hour === "00:00") ? day : hour;
 }
 
-/** Each series on top of those before it. @param {(number | null)[][]} columns */
+/** Each series on top of those before it; what is 0 is not drawn, not even its edge. @param {(number | null)[][]} columns */
 function stacked(columns) {
   const sums = columns[0].map(() => 0);
-  return columns.map((column) => column.map((value, place) => (sums[place] += value ?? 0)));
+  return columns.map((column) => column.map((value, place) => (value ? (sums[place] += value) : null)));
 }
 
 /** The places of values without a neighbour, which no line would show. @param {(number | null)[]} column */
@@ -131,7 +131,7 @@ function draw(figure) {
         setCursor: [
           (/** @type {any} */ self) => {
             const place = self.cursor.idx;
-            readout.textContent = place === null || place === undefined ? "\u00a0"
+            readout.textContent = place === null || place === undefined ? ""
               : [labels[place], ...names.map((name, series) => `${name} ${columns[series][place] === null ? "–" : write(figure, /** @type {number} */ (columns[series][place]), Number(figure.dataset.digits))}`)].join(" · ");
           },
         ],

@@ -1,6 +1,8 @@
 """Texts on an invoice stay texts: no markup on the page, no formula in the CSV. The page has no script and hides nothing."""
 
+import base64
 import csv
+import hashlib
 import io
 import re
 from datetime import UTC, datetime
@@ -132,6 +134,8 @@ def test_the_policy_allows_the_style_of_the_page_and_nothing_else() -> None:
     assert "default-src 'none'" in CONTENT_SECURITY_POLICY
     assert re.search(r"style-src 'sha256-[A-Za-z0-9+/]{43}='$", CONTENT_SECURITY_POLICY)
     assert "unsafe" not in CONTENT_SECURITY_POLICY
+    style = invoice_html(invoice_document(invoice("plain"))).partition("<style>")[2].partition("</style>")[0]
+    assert base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() in CONTENT_SECURITY_POLICY
 
 
 @pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r", "\n"])
