@@ -4,8 +4,8 @@ Invariant: only the cache differs. The figures are counted over all positions, a
 most rounded keys and values.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from loraplex.engine.config import CacheConfig, EngineConfig
@@ -13,13 +13,14 @@ from loraplex.engine.errors import ModelError
 from loraplex.engine.kv_cache.tensors import KV_DTYPES, kv_cache_dtype
 from loraplex.engine.model_loading import load_model
 from loraplex.engine.offline_quantization.quality_gate import (
+    OnProgress,
     Quality,
     QualityBounds,
     WindowScorer,
     compare_scorers,
     window_size,
 )
-from loraplex.engine.offline_quantization.synthetic_text import sample_text
+from loraplex.engine.offline_quantization.synthetic_text import WRITING, sample_text
 
 LONG_WINDOW: Final = 3072
 LATE: Final = 2048
@@ -45,7 +46,7 @@ def check_kv(
     model: str,
     name: str,
     text: str | None,
-    progress: Callable[[str], None],
+    progress: OnProgress,
     *,
     dtype: str = "auto",
     device: str = "auto",
@@ -62,13 +63,15 @@ def check_kv(
     )
     size = min(LONG_WINDOW, loaded.max_model_len)
     if text is None:
-        progress("writing a text for the quality gate")
+        progress(WRITING)
         part = window_size(loaded)
-        written = sample_text(loaded, -(-EVALUATED_TOKENS // part), part, seed=1)
+        written = sample_text(loaded, -(-EVALUATED_TOKENS // part), part, 1, partial(progress, WRITING))
         ids = [token for each in written for token in each][:EVALUATED_TOKENS]
     else:
         ids = loaded.tokenizer.encode(text).ids[:EVALUATED_TOKENS]
     texts = [ids[start : start + size] for start in range(0, len(ids) - 1, size)]
     progress("judging")
     own, other = (WindowScorer(loaded, size, kv_cache_dtype(each, loaded.dtype)) for each in ("auto", name))
-    return KvQuality(*compare_scorers(own, other, texts, min(LATE, size * 3 // 4)))
+    return KvQuality(
+        *compare_scorers(own, other, texts, partial(progress, "judging"), min(LATE, size * 3 // 4))
+    )

@@ -7,9 +7,10 @@ import dataclasses
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from secrets import token_hex
@@ -26,6 +27,7 @@ from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.offline_quantization.calibration import InputMoments, watched
 from loraplex.engine.offline_quantization.checkpoint_writer import write_checkpoint, write_manifest
 from loraplex.engine.offline_quantization.quality_gate import (
+    OnProgress,
     Quality,
     QualityBounds,
     WindowScorer,
@@ -33,7 +35,7 @@ from loraplex.engine.offline_quantization.quality_gate import (
     window_size,
     windows,
 )
-from loraplex.engine.offline_quantization.synthetic_text import sample_text
+from loraplex.engine.offline_quantization.synthetic_text import WRITING, sample_text
 from loraplex.engine.quantization.quantized_weight import QuantizedWeight
 from loraplex.engine.quantization.scheme import NONE, SCHEMES, quantize_parameter
 
@@ -69,7 +71,7 @@ class QuantizedModel:
     bytes_after: int
 
 
-def quantize_model(request: QuantizeJob, progress: Callable[[str], None]) -> QuantizedModel:
+def quantize_model(request: QuantizeJob, progress: OnProgress) -> QuantizedModel:
     """Quantize, write, load and measure a model. Raises `ModelError` for an unusable model, folder or text."""
     _check(request)
     progress(f"loading {request.model}")
@@ -86,7 +88,7 @@ def quantize_model(request: QuantizeJob, progress: Callable[[str], None]) -> Qua
         write_checkpoint(source, draft, base.config, _rounded(base, request.scheme, moments))
         progress("judging")
         rounded = load_model(_config(request, str(draft)))
-        quality = compare_models(base, rounded, texts)
+        quality = compare_models(base, rounded, texts, partial(progress, "judging"))
         violations = quality.violations(request.bounds)
         before, after = (_weight_bytes(folder) for folder in (source, draft))
         if not violations:
@@ -145,7 +147,7 @@ def _rounded(
         yield name, quantize_parameter(name, weight, scheme, moments.sums.pop(name, None))
 
 
-def _moments(base: LoadedModel, request: QuantizeJob, progress: Callable[[str], None]) -> InputMoments:
+def _moments(base: LoadedModel, request: QuantizeJob, progress: OnProgress) -> InputMoments:
     if request.scheme not in CALIBRATED or request.calibration is None:
         return InputMoments()
     texts = windows(base, request.calibration, CALIBRATION_TOKENS)
@@ -157,14 +159,12 @@ def _moments(base: LoadedModel, request: QuantizeJob, progress: Callable[[str], 
     return moments
 
 
-def _evaluation_texts(
-    base: LoadedModel, request: QuantizeJob, progress: Callable[[str], None]
-) -> list[list[int]]:
+def _evaluation_texts(base: LoadedModel, request: QuantizeJob, progress: OnProgress) -> list[list[int]]:
     if request.text is not None:
         return windows(base, request.text, EVALUATED_TOKENS)
-    progress("writing a text for the quality gate")
+    progress(WRITING)
     size = window_size(base)
-    return sample_text(base, -(-EVALUATED_TOKENS // size), size, seed=1)
+    return sample_text(base, -(-EVALUATED_TOKENS // size), size, 1, partial(progress, WRITING))
 
 
 def _weight_bytes(folder: Path) -> int:

@@ -4,6 +4,7 @@ Invariant: the same model and seed give the same text, and texts of different se
 """
 
 import dataclasses
+from collections.abc import Callable
 
 from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
@@ -14,6 +15,7 @@ from loraplex.engine.model_loading import LoadedModel
 from loraplex.engine.sampling_params import SamplingParams
 
 ROWS_AT_ONCE = 16
+WRITING = "writing a text for the quality gate"
 MAX_TEXTS = 1 << 20
 """Random numbers of one seed."""
 _BLOCK_SIZE = 16
@@ -25,7 +27,13 @@ class _NoAdapters:
         raise AdapterLoadFailed("there are no adapters here")
 
 
-def sample_text(model: LoadedModel, count: int, length: int, seed: int) -> list[list[int]]:
+def sample_text(
+    model: LoadedModel,
+    count: int,
+    length: int,
+    seed: int,
+    on_share: Callable[[float], None] = lambda _: None,
+) -> list[list[int]]:
     """Draw `count` texts of `length` tokens, at temperature 1, after an end token. Raises `ModelError` where a row fails."""
     blocks = ROWS_AT_ONCE * (length // _BLOCK_SIZE + 2)
     config = EngineConfig(
@@ -36,12 +44,19 @@ def sample_text(model: LoadedModel, count: int, length: int, seed: int) -> list[
     )
     engine = Engine(dataclasses.replace(model, num_blocks=blocks), config, _NoAdapters())
     try:
-        return _drawn(engine, model, count, length, seed)
+        return _drawn(engine, model, count, length, seed, on_share)
     finally:
         engine.close()
 
 
-def _drawn(engine: Engine, model: LoadedModel, count: int, length: int, seed: int) -> list[list[int]]:
+def _drawn(
+    engine: Engine,
+    model: LoadedModel,
+    count: int,
+    length: int,
+    seed: int,
+    on_share: Callable[[float], None],
+) -> list[list[int]]:
     start = next(iter(model.config.eos_token_ids), 0)
     texts: dict[str, list[int]] = {}
     for index in range(count):
@@ -60,4 +75,5 @@ def _drawn(engine: Engine, model: LoadedModel, count: int, length: int, seed: in
             raise ModelError(f"the model cannot write a text: {error}")
         for output in result.outputs:
             texts[output.sequence.request_id].append(output.token_id)
+        on_share(sum(map(len, texts.values())) / (count * length))
     return list(texts.values())

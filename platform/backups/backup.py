@@ -31,6 +31,7 @@ from loraplex.platform.backups.manifest import (
 )
 from loraplex.platform.datastores.embedded.binaries import PostgresBinaries
 from loraplex.platform.datastores.postgres_tools import failure_reason, run_pg_dump
+from loraplex.platform.processes.progress import Progress
 from loraplex.platform.server.base_model_file import BASE_MODEL_FILE, read_base_model
 from loraplex.platform.server.secret import SECRET_FILE
 from loraplex.platform.startup_errors import DependencyFailed
@@ -54,7 +55,7 @@ class BackupSource:
     adapters_in_bucket: bool
 
 
-def back_up(source: BackupSource, target: Path) -> Manifest:
+def back_up(source: BackupSource, target: Path, progress: Progress) -> Manifest:
     """Write a backup to the new folder `target` (0700). Raises `BackupFailed`; then `target` does not exist."""
     if target.exists():
         raise BackupFailed(f"{target} exists; a backup is written to a new folder")
@@ -64,7 +65,7 @@ def back_up(source: BackupSource, target: Path) -> Manifest:
     except OSError as error:
         raise BackupFailed(f"{draft} cannot be made: {error}") from error
     try:
-        manifest = _write(source, draft)
+        manifest = _write(source, draft, progress)
         draft.rename(target)
         sync_folder(target.parent)
     except (OSError, subprocess.SubprocessError) as error:
@@ -76,17 +77,23 @@ def back_up(source: BackupSource, target: Path) -> Manifest:
     return manifest
 
 
-def _write(source: BackupSource, draft: Path) -> Manifest:
+def _write(source: BackupSource, draft: Path, progress: Progress) -> Manifest:
+    progress("copying journals")
     (draft / JOURNAL_FOLDER).mkdir(mode=0o700)
     journals = copy_journals(source.data_dir / JOURNAL_FOLDER, draft / JOURNAL_FOLDER)
     if not source.adapters_in_bucket:
-        _copy_adapters(source.data_dir, draft)
+        _copy_adapters(source.data_dir, draft, progress)
+    progress("dumping the database")
     run_pg_dump(source.binaries.dump, source.address, draft / DATABASE_FILE)
     if not source.adapters_in_bucket:
-        _copy_adapters(source.data_dir, draft)
+        _copy_adapters(source.data_dir, draft, progress)
     for name in (SECRET_FILE, BASE_MODEL_FILE):
         with suppress(FileNotFoundError):
             write_private(draft / name, (source.data_dir / name).read_bytes())
+    files = dict[str, FileFacts]()
+    for index, name in enumerate(names := list(list_files(draft))):
+        progress("hashing files", index / len(names))
+        files[name] = _synced(draft / name)
     manifest = Manifest(
         format=FORMAT,
         version=metadata.version("loraplex"),
@@ -97,7 +104,7 @@ def _write(source: BackupSource, draft: Path) -> Manifest:
         has_secret=(draft / SECRET_FILE).exists(),
         system_fingerprint=_system_fingerprint(source.data_dir),
         journals=journals,
-        files={name: _synced(draft / name) for name in list_files(draft)},
+        files=files,
     )
     write_private(draft / MANIFEST_FILE, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
     return manifest
@@ -111,20 +118,21 @@ def _system_fingerprint(data_dir: Path) -> str | None:
         return None
 
 
-def _copy_adapters(data_dir: Path, draft: Path) -> None:
+def _copy_adapters(data_dir: Path, draft: Path, progress: Progress) -> None:
     """Copy the adapters that the backup does not have yet. One that is deleted meanwhile is left out."""
     store = LocalAdapterStore(data_dir / ADAPTERS_FOLDER)
-    for tenant_id in store.tenants():
-        for digest in store.digests(tenant_id):
-            target = draft / ADAPTERS_FOLDER / str(tenant_id) / digest
-            if target.exists():
-                continue
-            try:
-                shutil.copytree(store.location(tenant_id, digest), target, symlinks=True)
-            except (FileNotFoundError, shutil.Error):
-                shutil.rmtree(target, ignore_errors=True)
-                if store.exists(tenant_id, digest):
-                    raise
+    stored = [(tenant_id, digest) for tenant_id in store.tenants() for digest in store.digests(tenant_id)]
+    for index, (tenant_id, digest) in enumerate(stored):
+        progress("copying adapters", index / len(stored))
+        target = draft / ADAPTERS_FOLDER / str(tenant_id) / digest
+        if target.exists():
+            continue
+        try:
+            shutil.copytree(store.location(tenant_id, digest), target, symlinks=True)
+        except (FileNotFoundError, shutil.Error):
+            shutil.rmtree(target, ignore_errors=True)
+            if store.exists(tenant_id, digest):
+                raise
 
 
 def _synced(path: Path) -> FileFacts:

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from loraplex.platform.bench.client import (
     Completion,
@@ -42,16 +43,19 @@ async def run_load(
     requests: Sequence[CompletionRequest],
     concurrency: int | None = None,
     offsets: Sequence[float] | None = None,
+    on_share: Callable[[float], None] = lambda _: None,
 ) -> LoadResult:
-    """Send every request at its offset (seconds, default 0) while at most `concurrency` are in flight."""
+    """Send every request at its offset (seconds, default 0) while at most `concurrency` are in flight. `on_share`: how much has ended."""
     slots = asyncio.Semaphore(concurrency or max(len(requests), 1))
-    began = time.perf_counter()
+    began, ended_ones = time.perf_counter(), count(1)
 
     async def one(request: CompletionRequest, offset: float) -> StreamRecord:
         if (wait := offset - (time.perf_counter() - began)) > 0:
             await asyncio.sleep(wait)
         async with slots:
-            return await stream_completion(base_url, request)
+            record = await stream_completion(base_url, request)
+        on_share(next(ended_ones) / len(requests))
+        return record
 
     tasks = [one(request, offset) for request, offset in zip(requests, offsets or [0.0] * len(requests))]
     records = await asyncio.gather(*tasks)

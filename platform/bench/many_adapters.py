@@ -4,8 +4,9 @@ Invariant: both kinds of traffic run on one server alternately (ABAB) with the s
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from statistics import median
 
 import httpx
@@ -24,6 +25,7 @@ from loraplex.platform.bench.load import LoadResult, run_load
 from loraplex.platform.bench.local_server import BASE_MODEL, LocalServer, run_local_server
 from loraplex.platform.bench.report import Case, Ratio, Report
 from loraplex.platform.bench.workload import draw_prompts, pick_adapters
+from loraplex.platform.processes.progress import Progress
 
 REQUIRED_RATE = 0.8
 MARGIN = 1e-3
@@ -57,12 +59,13 @@ class ManyAdaptersShape:
 
 
 async def measure_many_adapters(
-    model: str, shape: ManyAdaptersShape, settings: Mapping[str, str], progress: Callable[[str], None]
+    model: str, shape: ManyAdaptersShape, settings: Mapping[str, str], progress: Progress
 ) -> Report:
     """Raises `BenchFailed`."""
     budget = shape.budget_bytes(load_model_config(model))
     own = {"dtype": shape.dtype, "adapter_bytes": str(budget), **settings}
     report = Report("adapters", ("output_throughput", "runs", "distinct_adapters", "adapter_loads"))
+    progress("starting the server")
     async with run_local_server(model, own) as server:
         tenants, pool = await _register(server, shape, report, progress)
         await _warm(server, tenants[RESIDENT], pool, shape)
@@ -71,9 +74,11 @@ async def measure_many_adapters(
         counted = await _adapter_loads(server.base_url)
         for repeat in range(shape.repeats):
             for kind, runs in results.items():
-                progress(f"round {repeat + 1} of {shape.repeats}: {kind}")
+                stage = f"round {repeat + 1} of {shape.repeats}: {kind}"
+                progress(stage)
                 requests = _requests(shape, kind, tenants[kind], pool, repeat)
-                result = await run_load(server.base_url, requests, shape.concurrency)
+                on_share = partial(progress, stage)
+                result = await run_load(server.base_url, requests, shape.concurrency, on_share=on_share)
                 runs.append(result.require_complete())
                 before, counted = counted, await _adapter_loads(server.base_url)
                 loads[kind] += counted - before
@@ -85,7 +90,7 @@ async def measure_many_adapters(
 
 
 async def _register(
-    server: LocalServer, shape: ManyAdaptersShape, report: Report, progress: Callable[[str], None]
+    server: LocalServer, shape: ManyAdaptersShape, report: Report, progress: Progress
 ) -> tuple[dict[str, BenchTenant], list[int]]:
     async with open_fixtures(server) as fixtures:
         tenants = {MANY: await fixtures.tenant("many"), RESIDENT: await fixtures.tenant("resident")}

@@ -10,6 +10,7 @@ from loraplex.platform.bench.load import run_load
 from loraplex.platform.bench.local_server import BASE_MODEL, run_local_server
 from loraplex.platform.bench.report import Case, Ratio, Report
 from loraplex.platform.bench.workload import draw_prompts
+from loraplex.platform.processes.progress import Progress
 
 COLD, WARM, OTHER = "first request", "second request", "another tenant"
 REQUIRED_SPEEDUP = 5.0
@@ -34,15 +35,19 @@ class PrefixCacheShape:
         return self.prefix_len // self.block_size * self.block_size
 
 
-async def measure_prefix_cache(model: str, shape: PrefixCacheShape, settings: Mapping[str, str]) -> Report:
+async def measure_prefix_cache(
+    model: str, shape: PrefixCacheShape, settings: Mapping[str, str], progress: Progress
+) -> Report:
     """Raises `BenchFailed`."""
     own = {"dtype": shape.dtype, **settings}
     completions: dict[str, list[Completion]] = {COLD: [], WARM: [], OTHER: []}
+    progress("starting the server")
     async with run_local_server(model, own) as server:
         async with open_fixtures(server) as fixtures:
             owner, other = await fixtures.tenant("owner"), await fixtures.tenant("other")
         pool = await token_pool(server.base_url, owner.api_key, BASE_MODEL)
         for index in range(shape.prefixes + 1):  # the first one warms up
+            progress("sending prompts", index / (shape.prefixes + 1))
             found = await _three(server.base_url, shape, pool, (owner, other), index)
             for name, completion in found.items() if index else ():
                 completions[name].append(completion)

@@ -19,6 +19,7 @@ from loraplex.platform.bench.latency_metrics import latencies, percentile
 from loraplex.platform.bench.load import LoadResult
 from loraplex.platform.bench.report import BenchFailed, Case, Report
 from loraplex.platform.bench.serve import ServerUnderLoad, ServeShape
+from loraplex.platform.processes.progress import Progress
 from loraplex.platform.startup_errors import SettingsError
 
 METRICS: Final = ("ttft", "tpot", "itl", "e2el")
@@ -112,7 +113,7 @@ async def find_rate(
     shape: ServeShape,
     objectives: Sequence[Objective],
     report: Report,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> float:
     """Probe from the shape's rate on, by default 1 request per second. Return the highest that holds.
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TypeAlias
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ from loraplex.platform.bench.local_server import BASE_MODEL, LocalServer, run_lo
 from loraplex.platform.bench.mixes import Mix
 from loraplex.platform.bench.report import Case, Report
 from loraplex.platform.bench.workload import Distribution, arrival_offsets, draw_prompts, pick_adapters
+from loraplex.platform.processes.progress import Progress
 
 COLUMNS = (
     "completed",
@@ -114,6 +116,7 @@ class ServerUnderLoad:
     base_url: str
     targets: Sequence[Target]
     pool: Sequence[int]
+    progress: Progress
 
     async def run(self, shape: ServeShape, seed: int | None = None) -> LoadResult:
         """Load it until the last response ends. `seed` draws other prompts, for the arrivals of the shape's own seed."""
@@ -122,16 +125,20 @@ class ServerUnderLoad:
             shape = replace(shape, traffic=replace(shape.traffic, seed=seed))
         requests = make_requests(shape, self.targets, self.pool)
         concurrency = None if shape.traffic.rate else shape.concurrency
-        return await run_load(self.base_url, requests, concurrency, offsets)
+        stage = f"sending {len(requests)} requests"
+        self.progress(stage)
+        return await run_load(self.base_url, requests, concurrency, offsets, partial(self.progress, stage))
 
 
 Measure: TypeAlias = Callable[[ServerUnderLoad], Awaitable[Report]]
 
 
-async def load_running_server(base_url: str, targets: Sequence[Target], measure: Measure) -> Report:
+async def load_running_server(
+    base_url: str, targets: Sequence[Target], measure: Measure, progress: Progress
+) -> Report:
     """Measure a server that runs already. Raises `BenchFailed`."""
     pool = await token_pool(base_url, targets[0].api_key, targets[0].model)
-    return await measure(ServerUnderLoad(base_url, targets, pool))
+    return await measure(ServerUnderLoad(base_url, targets, pool, progress))
 
 
 async def load_local_server(
@@ -139,18 +146,20 @@ async def load_local_server(
     settings: Mapping[str, str],
     shape: ServeShape,
     measure: Measure,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> Report:
     """Start a server with the shape's adapters, warm it up with one request per target, and measure. Raises `BenchFailed`."""
+    progress("starting the server")
     async with run_local_server(model, settings) as server:
         targets = await _register(server, shape, progress)
         pool = await token_pool(server.base_url, targets[0].api_key, BASE_MODEL)
         requests = make_requests(shape.warm_up(len(targets)), targets, pool)
+        progress("warming up")
         (await run_load(server.base_url, requests, shape.concurrency)).require_complete()
-        return await measure(ServerUnderLoad(server.base_url, targets, pool))
+        return await measure(ServerUnderLoad(server.base_url, targets, pool, progress))
 
 
-async def _register(server: LocalServer, shape: ServeShape, progress: Callable[[str], None]) -> list[Target]:
+async def _register(server: LocalServer, shape: ServeShape, progress: Progress) -> list[Target]:
     """Distribute the adapters over the tenants round-robin; without adapters every tenant uses the base model."""
     async with open_fixtures(server) as fixtures:
         tenants = [await fixtures.tenant(f"bench-{index}") for index in range(shape.tenants)]

@@ -3,7 +3,7 @@
 Invariant: both sides of a ratio run alternately on one server with equal numbers of rows, prompt tokens and output tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
@@ -14,6 +14,7 @@ from loraplex.platform.bench.load import LoadResult, run_load
 from loraplex.platform.bench.local_server import BASE_MODEL, run_local_server
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import draw_prompts
+from loraplex.platform.processes.progress import Progress
 
 COLUMNS = (
     "held_tokens_per_s",
@@ -100,12 +101,13 @@ class Round:
 
 
 async def measure_structured_output(
-    model: str, shape: StructuredOutputShape, settings: Mapping[str, str], progress: Callable[[str], None]
+    model: str, shape: StructuredOutputShape, settings: Mapping[str, str], progress: Progress
 ) -> Report:
     """Raises `BenchFailed`."""
     report = Report("grammar-rate", COLUMNS)
     for fast_forward, name in FAST_FORWARD.items():
         own = {"dtype": shape.dtype, "grammar_fast_forward": str(fast_forward).lower(), **settings}
+        progress("starting the server")
         async with run_local_server(model, own) as server:
             async with open_fixtures(server) as fixtures:
                 api_key = (await fixtures.tenant("bench")).api_key
@@ -113,8 +115,11 @@ async def measure_structured_output(
             for kind in (JSON_SCHEMAS, TOOL_CALLS):
                 progress(f"{kind}, {name}")
                 requests = _constrained_requests(kind, shape, pool, api_key)
-                rounds = [await _round(server.base_url, requests, pool) for _ in range(shape.repeats + 1)][1:]
-                _add_case(report, shape, (kind, fast_forward), rounds)
+                rounds = []
+                for index in range(shape.repeats + 1):  # the first one warms up
+                    rounds.append(await _round(server.base_url, requests, pool))
+                    progress(f"{kind}, {name}", (index + 1) / (shape.repeats + 1))
+                _add_case(report, shape, (kind, fast_forward), rounds[1:])
     report.notes.append(
         "The free rows are forced to the number of tokens their held twins had in the same round."
     )

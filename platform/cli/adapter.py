@@ -30,11 +30,12 @@ from loraplex.platform.cli.command_context import (
 )
 from loraplex.platform.cli.local_push import data_dir_blobs, local_push
 from loraplex.platform.cli.output import AsJson, print_table
-from loraplex.platform.cli.remote_push import open_remote_push
+from loraplex.platform.cli.remote_push import VALIDATION, open_remote_push
 from loraplex.platform.cli.remote_server import read_key
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.parameters.adapter_profile import read_profile_change
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
+from loraplex.platform.processes.progress import shown_progress
 from loraplex.tenants.administration import adapters, versions
 from loraplex.tenants.models import REASONING_STYLES, TOOL_STYLES
 from loraplex.tenants.registry import queries
@@ -152,11 +153,12 @@ def push(
         raise typer.BadParameter("--no-probe and --model are for this data directory, not for --url")
 
     async def run() -> PushedVersion:
-        with Console(stderr=True).status(f"pushing {folder.name}: validation and probe"):
+        with shown_progress() as progress:
             if url is not None and key is not None:
-                async with open_remote_push(url, key, tenant) as remote:
+                async with open_remote_push(url, key, tenant, progress) as remote:
                     return await remote.push(request)
             async with open_tenant_command(tenant, data_dir) as command:
+                progress(VALIDATION)
                 local = await local_push(command, model)
                 use_case = local.push_unprobed if no_probe else local.push
                 return await use_case(command.tenant_id, request)

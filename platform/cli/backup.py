@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,7 @@ from loraplex.platform.datastores.embedded.server_role import prepare_row_roles
 from loraplex.platform.datastores.embedded.servers import SERVICES_FOLDER
 from loraplex.platform.datastores.installation import require_installation
 from loraplex.platform.datastores.migrations import current_revision, newest_revision
+from loraplex.platform.processes.progress import Progress, shown_progress
 from loraplex.tenants.valkey import open_valkey
 
 
@@ -74,7 +76,8 @@ async def backup_command(
     settings = load_settings({"data_dir": data_dir})
     require_installation(settings, files=True)
     async with _open_databases(settings, superuser_url) as databases:
-        manifest = await asyncio.to_thread(_back_up, settings, databases, folder)
+        with shown_progress() as progress:
+            manifest = await asyncio.to_thread(_back_up, settings, databases, folder, progress)
     _print(manifest, folder, as_json)
 
 
@@ -84,7 +87,9 @@ async def restore_command(
 ) -> None:
     """Restore a backup into a new data directory and an empty database. The next start ships its journals."""
     settings = load_settings({"data_dir": data_dir})
-    manifest = await asyncio.to_thread(read_manifest, folder)
+    with shown_progress() as progress:
+        on_share = partial(progress, "checking the backup")
+        manifest = await asyncio.to_thread(read_manifest, folder, on_share)
     if manifest.schema_revision > newest_revision():
         raise BackupFailed(f"{folder} is of a newer version: its schema is {manifest.schema_revision}")
     if not manifest.has_secret and settings.secret is None:
@@ -94,7 +99,9 @@ async def restore_command(
     require_new(settings.data_dir)
     async with _open_databases(settings, superuser_url) as databases:
         await _require_empty_valkey(databases.redis_url)
-        await asyncio.to_thread(_restore, settings, databases, manifest, folder)
+        with shown_progress() as progress:
+            progress("restoring adapters, journals and the database")
+            await asyncio.to_thread(_restore, settings, databases, manifest, folder)
     _print(manifest, folder, as_json)
 
 
@@ -136,7 +143,7 @@ def _identify(address: URL) -> tuple[int, tuple[int, int]]:
     return major, (cluster, database)
 
 
-def _back_up(settings: Settings, databases: _Databases, folder: Path) -> Manifest:
+def _back_up(settings: Settings, databases: _Databases, folder: Path, progress: Progress) -> Manifest:
     revision = current_revision(_dsn(databases.serving))
     if revision is None:
         raise BackupFailed("there is nothing to back up: the database was never migrated")
@@ -147,7 +154,7 @@ def _back_up(settings: Settings, databases: _Databases, folder: Path) -> Manifes
         schema_revision=revision,
         adapters_in_bucket=settings.blob_store == "s3",
     )
-    return back_up(source, folder)
+    return back_up(source, folder, progress)
 
 
 def _restore(settings: Settings, databases: _Databases, manifest: Manifest, folder: Path) -> None:

@@ -37,6 +37,7 @@ from loraplex.platform.cli.bench_serve import (
 from loraplex.platform.cli.command_context import end_at_sigterm, exit_codes
 from loraplex.platform.config import load_settings
 from loraplex.platform.demo.model import ensure_demo_model
+from loraplex.platform.processes.progress import Progress, shown_progress
 from loraplex.platform.startup_errors import SettingsError, StartError
 
 app = typer.Typer(
@@ -117,7 +118,7 @@ def serve_load(
 ) -> None:
     """Load a server over HTTP and measure throughput, TTFT, TPOT and ITL."""
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         drawn, lengths = parse_distribution(distribution), parse_mix(mix)
         shape = ServeShape(
             concurrency=concurrency,
@@ -130,11 +131,11 @@ def serve_load(
             traffic=Traffic(drawn, zipf, rate, prefix_share, cancel_share, seed, prompt, lengths),
         )
         goals = parse_goals(slo, find_highest)
-        measure = measure_of(shape, goodput, goals, price_per_hour, print_progress)
+        measure = measure_of(shape, goodput, goals, price_per_hour)
         if base_url is not None:
-            return await load_running_server(base_url, parse_targets(target, api_key), measure)
+            return await load_running_server(base_url, parse_targets(target, api_key), measure, progress)
         own = {"dtype": dtype, **parse_settings(setting)}
-        return await load_local_server(resolve_model(model), own, shape, measure, print_progress)
+        return await load_local_server(resolve_model(model, progress), own, shape, measure, progress)
 
     run_bench(work, out, as_json)
 
@@ -155,11 +156,13 @@ def lora(
     with exit_codes():
         pairs = [parse_rows(text) for text in rows or ("16/8", "1/1", "16/16")]
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         from loraplex.platform.bench.lora import MODULE, LoraJob, LoraShape, run_in_subprocess
 
         shapes = [LoraShape(count, adapters, rank, input_len, steps) for count, adapters in pairs]
-        return run_in_subprocess(MODULE, LoraJob(resolve_model(model), dtype, device, shapes))
+        job = LoraJob(resolve_model(model, progress), dtype, device, shapes)
+        progress("measuring decode steps")
+        return run_in_subprocess(MODULE, job)
 
     run_bench(work, out, as_json)
 
@@ -179,12 +182,14 @@ def determinism(
 ) -> None:
     """Responses that company, step budget, cached prefixes or preemptions change, by default and with `deterministic`."""
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         from loraplex.platform.bench.determinism import MODULE, DeterminismJob
         from loraplex.platform.bench.lora import run_in_subprocess
 
         shape = (dtype, device, rows, input_len, output_len, adapters, rank)
-        return run_in_subprocess(MODULE, DeterminismJob(resolve_model(model), *shape))
+        job = DeterminismJob(resolve_model(model, progress), *shape)
+        progress("repeating requests")
+        return run_in_subprocess(MODULE, job)
 
     run_bench(work, out, as_json)
 
@@ -220,7 +225,9 @@ def adapters(
         dtype=dtype,
     )
     run_bench(
-        lambda: measure_many_adapters(resolve_model(model), shape, parse_settings(setting), print_progress),
+        lambda progress: measure_many_adapters(
+            resolve_model(model, progress), shape, parse_settings(setting), progress
+        ),
         out,
         as_json,
     )
@@ -239,7 +246,11 @@ def cache(
     """Time to first token with a cached prefix, without, and for another tenant."""
     shape = PrefixCacheShape(prefix_len=prefix_len, prefixes=prefixes, dtype=dtype)
     run_bench(
-        lambda: measure_prefix_cache(resolve_model(model), shape, parse_settings(setting)), out, as_json
+        lambda progress: measure_prefix_cache(
+            resolve_model(model, progress), shape, parse_settings(setting), progress
+        ),
+        out,
+        as_json,
     )
 
 
@@ -257,8 +268,8 @@ def grammar(
     """Output rate of rows with JSON schemas or tools, against the same rows without."""
     shape = StructuredOutputShape(rows=rows, max_tokens=output_len, repeats=repeats, dtype=dtype)
     run_bench(
-        lambda: measure_structured_output(
-            resolve_model(model), shape, parse_settings(setting), print_progress
+        lambda progress: measure_structured_output(
+            resolve_model(model, progress), shape, parse_settings(setting), progress
         ),
         out,
         as_json,
@@ -266,7 +277,7 @@ def grammar(
 
 
 def run_bench(
-    work: Callable[[], Coroutine[Any, Any, Report]],
+    work: Callable[[Progress], Coroutine[Any, Any, Report]],
     out: Path | None,
     as_json: bool,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
@@ -278,9 +289,9 @@ def run_bench(
 
     async def within() -> Report:
         end_at_sigterm()
-        return await work()
+        return await work(progress)
 
-    with exit_codes():
+    with exit_codes(), shown_progress() as progress:
         try:
             with asyncio.Runner(loop_factory=loop_factory) as runner:
                 report = runner.run(within())
@@ -304,9 +315,11 @@ def print_progress(text: str) -> None:
     Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
 
 
-def resolve_model(model: str | None) -> str:
+def resolve_model(model: str | None, progress: Progress | None = None) -> str:
     """The folder or file of the model on this disk. Raises `ModelError` or `StartError`."""
-    return str(ensure_demo_model(load_settings().data_dir) if model is None else locate_model(model))
+    if model is None:
+        return str(ensure_demo_model(load_settings().data_dir, progress))
+    return str(locate_model(model))
 
 
 def parse_rows(text: str) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """The options of `loraplex bench serve` that need parsing, and the measurement that they ask for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, cast, get_args
 
@@ -65,7 +65,6 @@ def measure_of(
     goodput: str | None,
     goals: Sequence[Objective],
     price_per_hour: str | None,
-    progress: Callable[[str], None],
 ) -> Measure:
     """What is asked of a server: one load, the highest rate, or the cost of tokens, at that rate if both.
 
@@ -77,7 +76,7 @@ def measure_of(
     async def measure(server: ServerUnderLoad) -> Report:
         report, load = Report("serve", ()), shape
         if goals:
-            rate = await find_rate(server, shape, goals, report, progress)
+            rate = await find_rate(server, shape, goals, report, server.progress)
             load = replace(shape, traffic=replace(shape.traffic, rate=rate))
         if price is not None:
             await measure_cost(server, load, price, report)

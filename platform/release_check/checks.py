@@ -149,7 +149,12 @@ def kv_check(spec: ReleaseSpec, kv: str, progress: Callable[[str], None]) -> lis
     from loraplex.engine.offline_quantization.kv_gate import KV_BOUNDS, check_kv
 
     given = {name: spec.settings[name] for name in LOADING if name in spec.settings}
-    measured = check_kv(spec.model, kv, None, progress, **given)
+
+    def told(stage: str, share: float | None = None) -> None:
+        if share is None:
+            progress(stage)
+
+    measured = check_kv(spec.model, kv, None, told, **given)
     figures = "; ".join(
         f"{where}: perplexity {each.perplexity_ratio:.3f} x, top-1 {each.top1_agreement:.3f}, KL {each.kl:.4f}"
         for where, each in (("all", measured.whole), ("late positions", measured.late))

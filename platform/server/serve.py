@@ -22,11 +22,11 @@ from loraplex.platform.engines.attached_engines import is_pattern
 from loraplex.platform.engines.startup import OnStage, StartingEngines, open_lone_engine, start_engines
 from loraplex.platform.processes.environment import ray_requires_tokens
 from loraplex.platform.processes.gc_tuning import freeze_gc, paused_gc
+from loraplex.platform.processes.progress import shown_progress
 from loraplex.platform.server.certificate import read_certificate
 from loraplex.platform.server.connection_limiter import reserve_descriptors
 from loraplex.platform.server.listening import bind
 from loraplex.platform.server.process_signals import Shutdown
-from loraplex.platform.server.progress import shown_progress
 from loraplex.platform.server.start import GatewayStart
 from loraplex.platform.setting_types import ANY_ORIGIN
 from loraplex.platform.startup_errors import (

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from loraplex.platform.config import Settings
 from loraplex.platform.observability.exposition import metrics_router
 from loraplex.platform.processes.gc_tuning import freeze_gc
+from loraplex.platform.processes.progress import Progress
 from loraplex.platform.server.certificate import ServerCertificate, reload_at_hangup
 from loraplex.platform.server.connection_limiter import (
     ConnectionLimiter,
@@ -27,7 +28,6 @@ from loraplex.platform.server.gateway_address import GatewayAddress, announced
 from loraplex.platform.server.listening import root_url
 from loraplex.platform.server.prices import PRICE_SETTINGS
 from loraplex.platform.server.process_signals import Shutdown
-from loraplex.platform.server.progress import Progress
 from loraplex.platform.server.start import GatewayStart, bounded_stage
 from loraplex.platform.server.uvicorn_server import HttpListener, serve_until_stopped, serving
 from loraplex.platform.startup_errors import DependencyFailed

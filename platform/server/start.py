@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from loraplex.platform.config import Settings
 from loraplex.platform.engines.startup import StartingEngines
-from loraplex.platform.server.progress import Progress
+from loraplex.platform.processes.progress import Progress
 from loraplex.platform.startup_errors import StageHung
 
 STAGE_SECONDS: Final = 60.0

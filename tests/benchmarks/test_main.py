@@ -44,7 +44,7 @@ def test_the_tables_list_every_command() -> None:
 )
 def test_a_wrong_option_is_named(arguments: list[str], named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the demo model is fetched, which takes half a minute."""
-    monkeypatch.setattr(bench, "ensure_demo_model", lambda _: pytest.fail("the demo model was fetched"))
+    monkeypatch.setattr(bench, "ensure_demo_model", lambda *_: pytest.fail("the demo model was fetched"))
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code != 0
     assert named in result.output

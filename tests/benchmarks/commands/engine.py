@@ -8,6 +8,7 @@ from tests.benchmarks.kernels.shapes import LAYER_SHAPES
 
 from loraplex.platform.bench.report import Report
 from loraplex.platform.cli.bench import AsJson, Dtype, Model, Out, Repeats, resolve_model, run_bench
+from loraplex.platform.processes.progress import Progress
 
 
 def quantization(
@@ -22,11 +23,11 @@ def quantization(
 ) -> None:
     """Decode steps and prompts of a quantized base model against the unquantized one."""
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         from tests.benchmarks.quantization import QuantizationJob, measure_in_subprocess
 
         schemes = scheme or ["int8", "int4"]
-        job = QuantizationJob(resolve_model(model), dtype, device, schemes, rows or [1, 16], steps)
+        job = QuantizationJob(resolve_model(model, progress), dtype, device, schemes, rows or [1, 16], steps)
         return measure_in_subprocess(job)
 
     run_bench(work, out, as_json)
@@ -44,11 +45,11 @@ def decode(
 ) -> None:
     """Decode steps on a CPU against reading the weights, alone and beside a busy process."""
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         from tests.benchmarks.decode import DecodeJob, measure_in_subprocess
 
         formats = quantization or ["none", "int8"]
-        job = DecodeJob(resolve_model(model), dtype, formats, rows or [1, 16], steps, repeats)
+        job = DecodeJob(resolve_model(model, progress), dtype, formats, rows or [1, 16], steps, repeats)
         return measure_in_subprocess(job)
 
     run_bench(work, out, as_json)
@@ -65,10 +66,10 @@ def thought_step(
 ) -> None:
     """Decode steps while half of the rows think, and CPU time of thought's masks per token."""
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         from tests.benchmarks.thought_step import ThoughtJob, measure_in_subprocess
 
-        return measure_in_subprocess(ThoughtJob(resolve_model(model), dtype, rows, steps, tokens))
+        return measure_in_subprocess(ThoughtJob(resolve_model(model, progress), dtype, rows, steps, tokens))
 
     run_bench(work, out, as_json)
 
@@ -83,11 +84,11 @@ def grammar_masks(
 ) -> None:
     """Compile, fill, advance and apply grammar masks, per backend and vocabulary size."""
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         from tests.benchmarks.grammar_masks import MaskJob, MaskShape, measure_in_subprocess
 
         shape = MaskShape(rows=mask_rows, steps=steps, large=vocabulary)
-        return measure_in_subprocess(MaskJob(resolve_model(model), shape))
+        return measure_in_subprocess(MaskJob(resolve_model(model, progress), shape))
 
     run_bench(work, out, as_json)
 
@@ -102,7 +103,7 @@ def steps(
 ) -> None:
     """Launches and host time of a GPU's steps, launched kernel by kernel and replayed; needs no GPU."""
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         from tests.benchmarks.steps import StepsShape, measure_steps
 
         return measure_steps(StepsShape(shape, step_rows, tokens, repeats))

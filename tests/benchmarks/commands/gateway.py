@@ -15,7 +15,8 @@ from tests.benchmarks.observers import measure_observers
 from tests.benchmarks.throughput import ROUTES, ThroughputShape, measure_throughput
 
 from loraplex.platform.bench.report import Report
-from loraplex.platform.cli.bench import AsJson, Length, Out, print_progress, run_bench
+from loraplex.platform.cli.bench import AsJson, Length, Out, run_bench
+from loraplex.platform.processes.progress import Progress
 
 
 def gateway(
@@ -28,7 +29,7 @@ def gateway(
 ) -> None:
     """CPU time and latency of a request in the gateway, with a scripted engine and real stores."""
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         shape = GatewayShape(requests, connections, rounds)
         return await asyncio.to_thread(measure_gateway, shape, against)
 
@@ -49,7 +50,7 @@ def throughput(
     if route not in ROUTES:
         raise typer.BadParameter(f"allowed are {', '.join(ROUTES)}", param_hint="--route")
     shape = ThroughputShape(route=route, rate=rate, seconds=seconds, p99_ms=p99_ms)
-    run_bench(lambda: measure_throughput(shape, print_progress), out, as_json, uvloop.new_event_loop)
+    run_bench(lambda progress: measure_throughput(shape, progress), out, as_json, uvloop.new_event_loop)
 
 
 def observers(
@@ -61,7 +62,7 @@ def observers(
 ) -> None:
     """CPU time of a request with nothing watching, then with access lines, metrics and traces in turn."""
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         return await asyncio.to_thread(measure_observers, GatewayShape(requests, connections, rounds))
 
     run_bench(work, out, as_json)
@@ -78,7 +79,7 @@ def bodies(
 ) -> None:
     """CPU time of reading the bodies of `/v1` and of encoding its responses and streams."""
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         return measure_bodies(BodiesShape(rounds, repeats), against)
 
     run_bench(work, out, as_json)
@@ -97,7 +98,7 @@ def admission(
     shape = AdmissionShape(
         rate=rate, seconds=seconds, rounds=rounds, input_len=input_len, output_len=output_len
     )
-    run_bench(lambda: measure_admission(shape, print_progress), out, as_json, uvloop.new_event_loop)
+    run_bench(lambda progress: measure_admission(shape, progress), out, as_json, uvloop.new_event_loop)
 
 
 def journal(
@@ -111,7 +112,7 @@ def journal(
 ) -> None:
     """Rate and latency of durable writes to a gateway's journal, beside syncing as many bytes."""
     shape = JournalShape(writes, rounds, folder)
-    run_bench(lambda: measure_journal(shape, print_progress), out, as_json, uvloop.new_event_loop)
+    run_bench(lambda progress: measure_journal(shape, progress), out, as_json, uvloop.new_event_loop)
 
 
 def anonymous(
@@ -130,4 +131,4 @@ def anonymous(
     shape = AnonymousShape(
         part=part, requests=requests, starts=starts, rate=rate, seconds=seconds, rounds=rounds
     )
-    run_bench(lambda: measure_anonymous(shape, print_progress), out, as_json)
+    run_bench(lambda progress: measure_anonymous(shape, progress), out, as_json)

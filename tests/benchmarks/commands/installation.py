@@ -10,16 +10,17 @@ from tests.benchmarks.chaos.matrix import ChaosJob
 from tests.benchmarks.rolling_upgrade import BEFORE, RollingShape, measure_rolling_upgrade
 
 from loraplex.platform.bench.report import Report
-from loraplex.platform.cli.bench import AsJson, Model, Out, print_progress, resolve_model, run_bench
+from loraplex.platform.cli.bench import AsJson, Model, Out, resolve_model, run_bench
+from loraplex.platform.processes.progress import Progress
 
 
 def ray(model: Model = None, out: Out = None, as_json: AsJson = False) -> None:
     """Engine replicas on Ray Serve behind three gateways; engines are scripted, `model` gives the tokenizer."""
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         from tests.benchmarks.ray_serve import measure_ray
 
-        return await measure_ray(resolve_model(model), print_progress)
+        return await measure_ray(resolve_model(model, progress), progress)
 
     run_bench(work, out, as_json)
 
@@ -39,7 +40,7 @@ def placement(
 ) -> None:
     """Adapter hits, queue times and moved bytes of a simulated fleet, by the router's policy."""
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         from tests.benchmarks.placement.comparison import compare_placement
         from tests.benchmarks.placement.traffic import FleetShape
 
@@ -53,7 +54,7 @@ def placement(
             routers=routers,
             seed=seed,
         )
-        return compare_placement(shape, peak, print_progress)
+        return compare_placement(shape, peak, progress)
 
     run_bench(work, out, as_json)
 
@@ -68,12 +69,12 @@ def several_engines(
 ) -> None:
     """Four engines with 200 adapters and room for 40 in each, or in all: hits by policy. Tokens of two engines against one."""
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         from tests.benchmarks.several_engines import EnginesShape, measure_several_engines
 
         shapes = [EnginesShape(slots=slots, requests=requests) for slots in (40, 10)]
         return await measure_several_engines(
-            shapes, resolve_model(model) if rates else None, rounds, print_progress
+            shapes, resolve_model(model, progress) if rates else None, rounds, progress
         )
 
     run_bench(work, out, as_json)
@@ -89,10 +90,10 @@ def slow_engine(
 ) -> None:
     """p99 TTFT over two engines of which one runs a third of the time, with ejection and without."""
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         from tests.benchmarks.slow_engine import measure_slow_engine
 
-        return await measure_slow_engine(resolve_model(model), rate, warm_up, seconds, print_progress)
+        return await measure_slow_engine(resolve_model(model, progress), rate, warm_up, seconds, progress)
 
     run_bench(work, out, as_json)
 
@@ -106,7 +107,7 @@ def rolling_upgrade(
 ) -> None:
     """Streams, ledger and limits while two gateways and their engine of an earlier commit are replaced."""
     shape = RollingShape(streams=streams, tokens=tokens)
-    run_bench(lambda: measure_rolling_upgrade(shape, against, print_progress), out, as_json)
+    run_bench(lambda progress: measure_rolling_upgrade(shape, against, progress), out, as_json)
 
 
 def chaos(
@@ -125,9 +126,9 @@ def chaos(
         for name in set(chosen or ()) - set(known):
             raise typer.BadParameter(f"{name!r}: allowed are {', '.join(known)}", param_hint=option)
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         job = ChaosJob(
-            model=resolve_model(model),
+            model=resolve_model(model, progress),
             faults=tuple(fault or FAULTS),
             components=tuple(component or COMPONENTS),
             seconds=seconds,

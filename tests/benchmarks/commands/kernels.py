@@ -9,6 +9,7 @@ from tests.benchmarks.kernels.shapes import LAYER_SHAPES
 from loraplex.platform.bench.report import Report
 from loraplex.platform.cli.bench import AsJson, Out, Rank, parse_rows, run_bench
 from loraplex.platform.cli.command_context import exit_codes
+from loraplex.platform.processes.progress import Progress
 from loraplex.platform.startup_errors import SettingsError
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -37,7 +38,7 @@ def attention(
 ) -> None:
     """Paged attention: decodes and a prefill chunk, as a share of the memcpy bandwidth."""
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         from tests.benchmarks.process import AttentionShape, KernelJob, measure_in_subprocess
 
         sizes = AttentionShape(kv_dtype or dtype, rows or [1, 16], context or [512, 2048], chunk)
@@ -62,7 +63,7 @@ def gemm(
 ) -> None:
     """The four base products of a layer in 8 and 4 bits, next to 16."""
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         from tests.benchmarks.process import GemmShape, KernelJob, measure_in_subprocess
 
         sizes = GemmShape(variant or ["int8", "int4", "dense"], rows or [1, 16, 64])
@@ -86,7 +87,7 @@ def lora_kernels(
 ) -> None:
     """Grouped LoRA kernels at one site of a layer, and at all of its sites together."""
 
-    async def work() -> Report:
+    async def work(progress: Progress) -> Report:
         from tests.benchmarks.process import KernelJob, LoraSizes, measure_in_subprocess
 
         return measure_in_subprocess(KernelJob("lora", device, dtype, shape, lora=LoraSizes(pairs, rank)))

@@ -21,7 +21,6 @@ from loraplex.platform.cli.bench import (
     Repeats,
     Setting,
     parse_settings,
-    print_progress,
     resolve_model,
     run_bench,
 )
@@ -53,7 +52,9 @@ def peft(
         dtype=dtype,
     )
     run_bench(
-        lambda: compare_with_peft(resolve_model(model), shape, parse_settings(setting), print_progress),
+        lambda progress: compare_with_peft(
+            resolve_model(model, progress), shape, parse_settings(setting), progress
+        ),
         out,
         as_json,
     )
@@ -73,7 +74,9 @@ def scoring(
     """Inter-token latency of streaming rows beside scored prompts, and beside as many ordinary ones."""
     shape = ScoringShape(rows=rows, prompts=prompts, output_len=output_len, repeats=repeats, dtype=dtype)
     run_bench(
-        lambda: measure_scoring(resolve_model(model), shape, parse_settings(setting), print_progress),
+        lambda progress: measure_scoring(
+            resolve_model(model, progress), shape, parse_settings(setting), progress
+        ),
         out,
         as_json,
     )
@@ -92,8 +95,8 @@ def noisy_neighbours(
     """Inter-token latency of plain rows while another tenant sends hostile grammars."""
     shape = NoisyNeighboursShape(rows=neighbours, output_len=output_len, repeats=repeats, dtype=dtype)
     run_bench(
-        lambda: measure_noisy_neighbours(
-            resolve_model(model), shape, parse_settings(setting), print_progress
+        lambda progress: measure_noisy_neighbours(
+            resolve_model(model, progress), shape, parse_settings(setting), progress
         ),
         out,
         as_json,
@@ -125,7 +128,9 @@ def fair_share(
         )
     shape = FairShareShape(seconds=seconds, rounds=rounds, quiet_load=load, dtype=dtype, adapters=adapters)
     run_bench(
-        lambda: measure_fair_share(resolve_model(model), shape, parse_settings(setting), print_progress),
+        lambda progress: measure_fair_share(
+            resolve_model(model, progress), shape, parse_settings(setting), progress
+        ),
         out,
         as_json,
     )
@@ -150,7 +155,9 @@ def attacks(
         raise typer.BadParameter(f"{name!r}: allowed are {', '.join(ATTACKERS)}", param_hint="--attack")
     shape = AttackShape(attacks=names, rate=rate, seconds=seconds, rounds=rounds, dtype=dtype)
     run_bench(
-        lambda: measure_attacks(resolve_model(model), shape, parse_settings(setting), print_progress),
+        lambda progress: measure_attacks(
+            resolve_model(model, progress), shape, parse_settings(setting), progress
+        ),
         out,
         as_json,
     )

@@ -8,7 +8,7 @@ from tests.benchmarks.console import measure_console
 from tests.benchmarks.ledger import LedgerLoad, measure_ledger
 from tests.benchmarks.ledger_rows import LedgerShape
 
-from loraplex.platform.cli.bench import AsJson, Out, print_progress, run_bench
+from loraplex.platform.cli.bench import AsJson, Out, run_bench
 
 
 def ledger(
@@ -21,7 +21,7 @@ def ledger(
 ) -> None:
     """A usage query, a dropped month and settlements with millions of rows in a PostgreSQL of its own."""
     shape, load = LedgerShape(rows=rows, months=months), LedgerLoad(rate=rate, seconds=seconds)
-    run_bench(lambda: measure_ledger(shape, load, print_progress), out, as_json, uvloop.new_event_loop)
+    run_bench(lambda progress: measure_ledger(shape, load, progress), out, as_json, uvloop.new_event_loop)
 
 
 def console(
@@ -34,4 +34,4 @@ def console(
 ) -> None:
     """Server time, statements and first load of each page of the console with millions of rows, in stores of its own."""
     shape = LedgerShape(rows=rows, months=months, tenants=tenants)
-    run_bench(lambda: measure_console(shape, views, print_progress), out, as_json, uvloop.new_event_loop)
+    run_bench(lambda progress: measure_console(shape, views, progress), out, as_json, uvloop.new_event_loop)

@@ -50,8 +50,8 @@ def load(folder: Path) -> LoadedModel:
     return load_model(settings)
 
 
-def silent(stage: str) -> None:
-    assert stage
+def silent(stage: str, share: float | None = None) -> None:
+    assert stage and 0 <= (share or 0) <= 1
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "fp8"])
@@ -125,9 +125,13 @@ def test_int4_is_fitted_to_a_text_where_there_is_one(request_for: QuantizeJob) -
 
 
 def test_without_a_text_the_model_writes_its_own(request_for: QuantizeJob) -> None:
-    stages: list[str] = []
-    release = quantize_model(replace(request_for, text=None), stages.append)
-    assert "writing a text for the quality gate" in stages
+    stages: dict[str, float | None] = {}
+
+    def told(stage: str, share: float | None = None) -> None:
+        stages[stage] = share
+
+    release = quantize_model(replace(request_for, text=None), told)
+    assert stages["writing a text for the quality gate"] == 1.0 and 0 < (stages["judging"] or 0) < 1
     assert release.quality.tokens > 4000
     assert json.loads((request_for.folder / MANIFEST_FILE).read_text())["text_sha256"] is None
 
@@ -155,8 +159,8 @@ def test_a_link_that_leads_nowhere_is_never_touched(request_for: QuantizeJob, tm
 
 
 def test_a_folder_created_meanwhile_is_never_touched(request_for: QuantizeJob) -> None:
-    def meddling(stage: str) -> None:
-        if stage == "judging":
+    def meddling(stage: str, share: float | None = None) -> None:
+        if stage == "judging" and share is None:
             request_for.folder.mkdir()
 
     with pytest.raises(ModelError, match="exists already"):

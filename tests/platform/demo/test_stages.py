@@ -1,34 +1,12 @@
-"""A terminal sees a bar, a log one line per stage; a child that fails is quoted."""
+"""The lines of a stage's child arrive as it writes them, and one that fails is quoted."""
 
-import io
 import os
 import sys
 
 import pytest
-from rich.console import Console
 
 from loraplex.platform.demo.errors import StageFailed
-from loraplex.platform.demo.stages import QUOTED_LINES, run_stage, shown_stages
-
-
-def run_two_stages(console: Console) -> None:
-    with shown_stages(console) as stages:
-        stages.begin("downloading")
-        stages.advance_to(0.5)
-        stages.begin("converting")
-
-
-def test_a_log_gets_one_line_per_stage() -> None:
-    out = io.StringIO()
-    run_two_stages(Console(file=out, force_terminal=False))
-    assert out.getvalue() == "downloading\nconverting\n"
-
-
-def test_a_terminal_gets_a_bar() -> None:
-    out = io.StringIO()
-    run_two_stages(Console(file=out, force_terminal=True, width=80))
-    assert "downloading" in out.getvalue()
-    assert "━" in out.getvalue()
+from loraplex.platform.demo.stages import QUOTED_LINES, run_stage
 
 
 def test_lines_arrive() -> None:
