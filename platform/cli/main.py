@@ -2,7 +2,7 @@
 
 import importlib
 from importlib.metadata import version
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple, cast
 
 import typer
 from typer.core import TyperGroup
@@ -37,9 +37,24 @@ COMMANDS: Final = {
     "doctor": ("doctor:app", "Check this machine and its configuration."),
 }
 
+COMPLETION: Final = ("install_completion", "show_completion")
+
+
+class Completion(NamedTuple):
+    """A command that a shell completes."""
+
+    value: str
+    help: str
+    type: str = "plain"
+
 
 class LazyCommands(TyperGroup):
     """Imports a command's module when the command is used."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        # Of these names Typer suggests one that resembles a mistyped command.
+        self.commands = cast(Any, dict.fromkeys(COMMANDS))
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names, in the order of this file."""
@@ -52,6 +67,12 @@ class LazyCommands(TyperGroup):
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         found = getattr(importlib.import_module(f"loraplex.platform.cli.{module}"), attribute)
         return _as_command(cmd_name, found)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Complete a command without importing any, or an option."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [Completion(name, text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The list in `--help`, without importing any command."""
@@ -67,6 +88,8 @@ def _as_command(name: str, found: Any) -> Any:
         app.command(name)(found)
     command = get_command(app)
     command.name = name
+    # Completion is installed once, for all commands.
+    command.params = [each for each in command.params if each.name not in COMPLETION]
     return command
 
 
@@ -83,7 +106,6 @@ main = typer.Typer(
     help="Serve one base model with the LoRA adapters of many tenants.",
     rich_markup_mode=None,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
 )
 

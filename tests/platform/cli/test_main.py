@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -51,7 +52,27 @@ def test_version(tmp_path: Path) -> None:
 
 def test_unknown_commands_and_options_exit_2(tmp_path: Path) -> None:
     assert loraplex("swerve", folder=tmp_path).returncode == 2
-    assert loraplex("serve", "--colour", "red", folder=tmp_path).returncode == 2
+    mistyped = loraplex("adaptor", folder=tmp_path)
+    assert mistyped.returncode == 2 and "Did you mean 'adapter'" in mistyped.stderr
+    of_group = loraplex("key", "rotat", folder=tmp_path)
+    assert of_group.returncode == 2 and "Did you mean 'rotate'" in of_group.stderr
+    option = loraplex("serve", "--modl", "red", folder=tmp_path)
+    assert option.returncode == 2 and "--model" in option.stderr
+
+
+def test_completion_is_installed_at_the_root_alone_and_imports_no_command() -> None:
+    runner = CliRunner()
+    assert "--install-completion" in runner.invoke(main, ["--help"]).stdout
+    assert "completion" not in runner.invoke(main, ["key", "--help"]).stdout
+    words = {"_LORAPLEX_COMPLETE": "complete_bash", "COMP_WORDS": "loraplex re", "COMP_CWORD": "1"}
+    code = (
+        "import sys\nfrom loraplex.platform.cli.main import main\n"
+        "try: main(prog_name='loraplex')\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | words, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["restore", "release", "False"]
 
 
 @pytest.mark.parametrize(
