@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from loraplex.platform.cli.command_context import exit_codes
 from loraplex.platform.cli.output import AsJson, print_document
+from loraplex.platform.processes.environment import binding_threads
 from loraplex.platform.processes.progress import shown_progress
 from loraplex.platform.startup_errors import StartError
 
@@ -56,10 +57,11 @@ def quantize_command(
     if (kv is None) == (out is None and scheme is None) or (out is None) != (scheme is None):
         raise typer.BadParameter("allowed is MODEL OUT --scheme SCHEME, or MODEL --check-kv fp8")
     # Imported here: `--help` needs no torch.
-    from loraplex.engine.errors import EngineError
-    from loraplex.engine.offline_quantization.kv_gate import KV_BOUNDS, check_kv
-    from loraplex.engine.offline_quantization.quality_gate import bounds_of
-    from loraplex.engine.offline_quantization.quantize_model import QuantizeJob, quantize_model
+    with binding_threads():
+        from loraplex.engine.errors import EngineError
+        from loraplex.engine.offline_quantization.kv_gate import KV_BOUNDS, check_kv
+        from loraplex.engine.offline_quantization.quality_gate import bounds_of
+        from loraplex.engine.offline_quantization.quantize_model import QuantizeJob, quantize_model
 
     figures = (max_perplexity_ratio, min_top1_agreement, max_kl)
     names = ("max_perplexity_ratio", "min_top1_agreement", "max_kl")

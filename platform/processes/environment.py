@@ -1,6 +1,11 @@
 """Environments of child processes: what they get of this one's, without the settings and secrets of loraplex."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+BOUND_THREADS: Final = {"OMP_PROC_BIND": "true", "GOMP_SPINCOUNT": "3000"}
 
 
 def foreign_environment() -> dict[str, str]:
@@ -22,12 +27,21 @@ def engine_environment() -> dict[str, str]:
     huge pages, because address translation of 4 KiB pages costs a fifth of a decode step. A thread that waits for another spins for
     some 50 us and then sleeps: spinning on would keep a busy process on the core of the thread that is waited for.
     """
-    tuned = {
-        "OMP_PROC_BIND": "true",
-        "GOMP_SPINCOUNT": "3000",
-        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-    }
-    return tuned | foreign_environment()
+    return BOUND_THREADS | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} | foreign_environment()
+
+
+@contextmanager
+def binding_threads() -> Iterator[None]:
+    """Import torch within the block, and its threads are bound to cores as those of an engine; others stay free."""
+    cores, before = os.sched_getaffinity(0), dict(os.environ)
+    os.environ.update(BOUND_THREADS | before)
+    try:
+        yield
+    finally:
+        for name in BOUND_THREADS.keys() - before.keys():
+            del os.environ[name]
+        # Importing torch binds this thread to one core, which threads started later would inherit.
+        os.sched_setaffinity(0, cores)
 
 
 def code_environment() -> dict[str, str]:
