@@ -20,16 +20,14 @@ from uuid import UUID
 import psutil
 import psycopg
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from loraplex.adapters.errors import AdaptersError
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
 from loraplex.adapters.target_modules import BaseModel
 from loraplex.adapters.validation.result import Rejected, ValidationResult
 from loraplex.platform.cli.command_context import DataDir, exit_codes
-from loraplex.platform.cli.output import AsJson
+from loraplex.platform.cli.output import AsJson, print_for_people, table_of
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.datastores.embedded.binaries import find_postgres, find_valkey
 from loraplex.platform.datastores.embedded.errors import EmbeddedError
@@ -260,7 +258,7 @@ def print_checks(checks: list[Check], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([asdict(check) for check in checks]))
         return
-    table = Table("check", "status", "detail")
+    table = table_of("check", "status", "detail")
     for check in checks:
         table.add_row(check.name, f"[{COLOURS[check.status]}]{check.status}[/]", escape(check.detail))
-    Console().print(table)
+    print_for_people(table)

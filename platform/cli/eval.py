@@ -13,10 +13,9 @@ from uuid import uuid4
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from loraplex.platform.cli.command_context import exit_codes
-from loraplex.platform.cli.output import AsJson
+from loraplex.platform.cli.output import AsJson, table_of
 from loraplex.platform.cli.remote_server import open_server, read_key
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.evaluations.answers import validate_here
@@ -119,7 +118,7 @@ def violations(report: Report, min_pass: float | None, max_regression: float | N
 
 def _print(report: Report, sides: Sequence[Sequence[CaseResult]]) -> None:
     console = Console()
-    table = Table("model", "passed", "rate (95 %)", "prompt", "completion", "median s", "unmet")
+    table = table_of("model", "passed", "rate (95 %)", "prompt", "completion", "median s", "unmet")
     shown = ((report.model, report.figures), (report.baseline, report.baseline_figures))
     for (model, figures), results in zip(shown, sides):
         if model is not None and figures is not None:

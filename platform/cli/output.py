@@ -4,15 +4,26 @@ Invariant: with `--json` only JSON reaches standard output.
 """
 
 import json
+import re
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from datetime import datetime
+from typing import Annotated, Any, Final
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from loraplex.platform.web.console.formatting import ago, short_digest, short_id
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d")
+ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+PIPED_WIDTH: Final = 1000
+"""Without a terminal each row is one line, which programs can search."""
 
 
 def print_key(plaintext: str, as_json: bool) -> None:
@@ -29,18 +40,23 @@ def print_document(document: Mapping[str, Any], as_json: bool) -> None:
     table = Table(show_header=False, box=None)
     for name, value in document.items():
         table.add_row(name, cell(value))
-    Console().print(table)
+    print_for_people(table)
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Sequence[str]) -> None:
-    """Print one table row per document; an empty table has the headings `columns` too."""
+    """Print one table row per document; an empty table has the headings `columns` too.
+
+    People get the beginning of an id and how long ago a time was; `--json` has both in full, and every column.
+    """
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table(*(Column(name, no_wrap=name == columns[0], overflow="fold") for name in columns))
+    # A column in which no row has anything takes room of those that have.
+    shown = [name for name in columns if not rows or any(not is_empty(row[name]) for row in rows)]
+    table = table_of(*shown)
     for row in rows:
-        table.add_row(*(cell(row[column]) for column in columns))
-    Console().print(table)
+        table.add_row(*(cell(brief(row[name])) for name in shown))
+    print_for_people(table)
 
 
 def print_table(document: object, as_json: bool, table: Table | str) -> None:
@@ -48,7 +64,38 @@ def print_table(document: object, as_json: bool, table: Table | str) -> None:
     if as_json:
         typer.echo(json.dumps(document))
     else:
-        Console().print(table)
+        print_for_people(table)
+
+
+def is_empty(value: Any) -> bool:
+    return value is None or value is False or value == []
+
+
+def table_of(*columns: str) -> Table:
+    """Return an empty table, whose first column is never broken."""
+    headings = (name.removesuffix("_at").replace("_", " ") for name in columns)
+    return Table(
+        *(Column(name, no_wrap=not index, overflow="fold") for index, name in enumerate(headings)),
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+
+
+def print_for_people(table: Table | str) -> None:
+    """Print on standard output; a terminal wraps what is too wide for it."""
+    Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)
+
+
+def brief(value: Any) -> Any:
+    """Shorten an id or digest as the console does, and write a time relative to now."""
+    if not isinstance(value, str):
+        return value
+    if TIME.match(value):
+        return ago(datetime.fromisoformat(value))
+    return (
+        short_id(value) if ID.fullmatch(value) else short_digest(value) if DIGEST.fullmatch(value) else value
+    )
 
 
 def times_of(row: object, names: Sequence[str], timespec: str = "auto") -> dict[str, str | None]:
@@ -60,6 +107,8 @@ def times_of(row: object, names: Sequence[str], timespec: str = "auto") -> dict[
 def cell(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, list):
         return escape(", ".join(map(str, value))) or "-"
     return escape(str(value))

@@ -31,7 +31,7 @@ ExpiresAt = Annotated[
 Currency = Annotated[str | None, typer.Option(help="Default: the tenant's currency.")]
 MAX_ROWS = 10_000
 COLUMNS = (
-    *("id", "currency", "amount_micro", "available_micro", "priority"),
+    *("currency", "amount_micro", "available_micro", "priority"),
     *("expires_at", "reason", "granted_at"),
 )
 

@@ -1,10 +1,12 @@
 """`loraplex invoice`: preview, finalize, list, pay and void invoices, export them, and verify an export without a database."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
 
 import typer
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.cli.command_context import (
     DataDir,
@@ -14,7 +16,7 @@ from loraplex.platform.cli.command_context import (
     open_database,
 )
 from loraplex.platform.cli.output import AsJson, print_document, print_rows
-from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.accounts.tenants import TenantRepository, names_of
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.invoices import queries, use_cases
 from loraplex.tenants.invoices.months import Month
@@ -29,12 +31,12 @@ TenantName = Annotated[str, typer.Option("--tenant", help="The tenant's name.")]
 OneTenant = Annotated[str | None, typer.Option("--tenant", help="Only those of this tenant.")]
 MonthName = Annotated[str, typer.Option("--month", help="YYYY-MM.")]
 Currency = Annotated[str | None, typer.Option(help="Default: the tenant's currency in the month.")]
-InvoiceId = Annotated[UUID, typer.Argument(help="The invoice's id.")]
+InvoiceId = Annotated[str, typer.Argument(help="The invoice's id, or as much of it as is unique.")]
 Reference = Annotated[str, typer.Option(help="What the payment is found by, such as the id of a transfer.")]
 Folder = Annotated[Path, typer.Argument(help="The folder of the export.")]
-COLUMNS = ("id", "tenant_id", "month", "currency", "state", "number", "total")
+COLUMNS = ("id", "tenant", "month", "currency", "state", "number", "total")
 SUMMARY = ("month", "currency", "state", "number", "id", "tenant_id", "total_micro", "total")
-LINE_COLUMNS = ("kind", "month", "adapter", "token_class", "price", "tokens", "amount_pico", "amount_micro")
+LINE_COLUMNS = ("kind", "month", "adapter", "token_class", "price", "tokens", "amount_micro")
 MAX_ROWS = 10_000
 
 
@@ -77,7 +79,7 @@ async def paid(
 ) -> None:
     """Record the payment of a final invoice."""
     async with command_unit_of_work(data_dir) as uow:
-        invoice = await use_cases.pay(uow, invoice_id, reference)
+        invoice = await use_cases.pay(uow, await found_id(uow.session, invoice_id), reference)
     print_document(summary(invoice), as_json)
 
 
@@ -86,7 +88,7 @@ async def paid(
 async def void(invoice_id: InvoiceId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Cancel a final invoice. Its credits are given back; what it billed is billed again by the next one."""
     async with command_unit_of_work(data_dir) as uow:
-        invoice = await use_cases.void(uow, invoice_id)
+        invoice = await use_cases.void(uow, await found_id(uow.session, invoice_id))
     print_document(summary(invoice), as_json)
 
 
@@ -97,7 +99,8 @@ async def list_invoices(tenant: OneTenant = None, data_dir: DataDir = None, as_j
     async with open_database(data_dir) as database, database.as_operator() as session:
         owner = None if tenant is None else (await TenantRepository(session).get(tenant)).id
         found = await queries.invoices(session, owner, {}, Part(MAX_ROWS))
-    print_rows([summary(each) for each in found], as_json, COLUMNS)
+        names = await names_of(session, {each.tenant_id for each in found})
+    print_rows([summary(each) | {"tenant": names[each.tenant_id]} for each in found], as_json, COLUMNS)
 
 
 @app.command()
@@ -105,7 +108,7 @@ async def list_invoices(tenant: OneTenant = None, data_dir: DataDir = None, as_j
 async def export(invoice_id: InvoiceId, folder: Folder, data_dir: DataDir = None) -> None:
     """Write a final invoice with its requests, prices and credits into a new folder, which `verify` reads."""
     async with open_database(data_dir) as database, database.as_operator() as session:
-        await export_invoice(session, invoice_id, folder)
+        await export_invoice(session, await found_id(session, invoice_id), folder)
 
 
 @app.command()
@@ -131,6 +134,19 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
         typer.echo("\n".join(map(str, differences)) or "The recomputed invoice agrees in every digit.")
     if differences:
         raise typer.Exit(1)
+
+
+async def found_id(session: AsyncSession, beginning: str) -> UUID:
+    """Return the id of the invoice that begins so, as `list` shows it. Raises `InvalidField`."""
+    with suppress(ValueError):
+        return UUID(beginning)
+    invoices = await queries.invoices(session, None, {}, Part(MAX_ROWS))
+    found = [each.id for each in invoices if str(each.id).startswith(beginning.removesuffix("…"))]
+    if len(found) != 1:
+        raise InvalidField(
+            "invoice_id", f"{len(found)} invoices have an id that begins with {beginning[:40]!r}"
+        )
+    return found[0]
 
 
 def print_invoice(invoice: InvoiceDocument, as_json: bool) -> None:

@@ -6,6 +6,7 @@ Invariant: prices are whole micro-units of money per million tokens, as on the o
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -17,7 +18,7 @@ from loraplex.platform.cli.command_context import (
     open_database,
 )
 from loraplex.platform.cli.output import AsJson, print_document, print_rows
-from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.accounts.tenants import TenantRepository, names_of
 from loraplex.tenants.billing import use_cases as rate_cards
 from loraplex.tenants.billing.price_table import CardKey
 from loraplex.tenants.billing.pricing import Price
@@ -92,8 +93,10 @@ async def list_rate_cards(
         if tenant is not None:
             filters["tenant_id"] = (await TenantRepository(session).get(tenant)).id
         documents = [version_document(each) for each in await all_versions(session, filters)]
+        owners = {UUID(each["tenant_id"]) for each in documents if each["tenant_id"] is not None}
+        names = await names_of(session, owners)
     if not as_json:
-        documents = [{**each, "applies_to": applies_to(each)} for each in documents]
+        documents = [{**each, "applies_to": applies_to(each, names)} for each in documents]
     print_rows(documents, as_json, COLUMNS)
 
 
@@ -172,9 +175,9 @@ async def all_versions(session: AsyncSession, filters: dict[str, object]) -> lis
     return found
 
 
-def applies_to(document: Mapping[str, Any]) -> str:
-    """Return what a version applies to as a text, such as `adapter poet of tenant <id>`."""
-    owner = f"tenant {document['tenant_id']}"
+def applies_to(document: Mapping[str, Any], names: Mapping[UUID, str]) -> str:
+    """Return what a version applies to as a text, such as `adapter poet of tenant harbor`."""
+    owner = document["tenant_id"] and f"tenant {names[UUID(document['tenant_id'])]}"
     texts = {
         "tier": f"tier {document['tier']}",
         "tenant": owner,

@@ -54,7 +54,7 @@ def test_versions_are_created_and_listed() -> None:
         adapter["id"]
     ]
     table = run("list").stdout
-    assert "effective_from" in table and "tier gold" in table and "poet" in table
+    assert "effective from" in table and "tier gold" in table and "poet" in table
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_wrong_arguments_are_refused(arguments: tuple[str, ...], code: int, mess
 def test_a_preview_names_its_month_and_writes_nothing() -> None:
     empty = run("preview", *PRICES, "--month", "2026-10", "--json")
     assert json.loads(empty.stdout) == {"month": "2026-10", "data": [], "totals": []}
-    assert "billed_pico" in run("preview", *PRICES).stdout
+    assert "billed pico" in run("preview", *PRICES).stdout
     unknown = run("preview", *PRICES, "--tier", "glod")
     assert unknown.exit_code == 2 and "there is no tier glod" in unknown.stderr
     refused = run("preview", *PRICES, "--month", "2026-13")
