@@ -29,7 +29,7 @@ from loraplex.platform.cli.command_context import (
     run_on_tenant,
 )
 from loraplex.platform.cli.local_push import data_dir_blobs, local_push
-from loraplex.platform.cli.output import AsJson, print_table
+from loraplex.platform.cli.output import AsJson, brief, cell, print_table, table_of
 from loraplex.platform.cli.remote_push import VALIDATION, open_remote_push
 from loraplex.platform.cli.remote_server import read_key
 from loraplex.platform.errors import GatewayError
@@ -112,12 +112,15 @@ NoProbe = Annotated[
 ]
 Model = Annotated[str | None, typer.Option("--model", help="The base model, where no server has run yet.")]
 Promote = Annotated[
-    bool, typer.Option(help="Move the alias `production` to this version. The first version always gets it.")
+    bool,
+    typer.Option(
+        help="Move the alias `production` to the version once it is ready; --no-promote: only to an adapter's first one."
+    ),
 ]
-NoAlias = Annotated[bool, typer.Option("--no-alias", help="Move no alias, not even for the first version.")]
-VERSION_COLUMNS: Final = (
-    *("version", "state", "rank", "bytes", "aliases", "tool style", "reasoning", "defaults", "digest"),
-)
+NoAlias = Annotated[
+    bool, typer.Option("--no-alias", help="Move no alias, as an upload in the console or by the API.")
+]
+VERSION_COLUMNS: Final = (*("version", "state", "rank", "bytes", "aliases", "profile", "created", "digest"),)
 
 
 @app.command()
@@ -137,7 +140,7 @@ def push(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Store an adapter as a new version, once a server has validated and probed it.
+    """Store an adapter as a new version, once a server has validated and probed it, and move `production` to it.
 
     The server is the one that runs on this data directory, or the one at --url. Without a server the files are validated here, and
     the next start probes them.
@@ -180,7 +183,7 @@ def list_adapters(tenant: Tenant, data_dir: DataDir = None, as_json: AsJson = Fa
             return [await _adapter_document(session, command, name) for name in names]
 
     documents = run_on_tenant(tenant, data_dir, run, as_json)
-    table = Table("name", "versions", "aliases")
+    table = table_of("name", "versions", "aliases")
     for document in documents:
         aliases = ", ".join(f"{alias}@{version}" for alias, version in document["aliases"].items())
         table.add_row(document["name"], str(len(document["versions"])), aliases)
@@ -196,14 +199,15 @@ def show(name: AdapterName, tenant: Tenant, data_dir: DataDir = None, as_json: A
             return await _adapter_document(session, command, name)
 
     document = run_on_tenant(tenant, data_dir, run, as_json)
-    table = Table(*VERSION_COLUMNS)
+    table = table_of(*VERSION_COLUMNS)
     for version in document["versions"]:
         shares = {alias: split.get(version["version"]) for alias, split in document["shares"].items()}
         aliases = [f"{alias} {share} %" if share < 100 else alias for alias, share in shares.items() if share]
         cells = [version[key] for key in ("version", "state", "rank", "size_bytes")]
-        defaults = json.dumps(version["defaults"]) if version["defaults"] else "-"
-        profile = (version["tool_style"] or "-", _style_text(version["reasoning_style"]), defaults)
-        table.add_row(*map(str, cells), ", ".join(aliases), *profile, version["digest"])
+        defaults = json.dumps(version["defaults"]) if version["defaults"] else None
+        profile = [version["tool_style"], _style_text(version["reasoning_style"]), defaults]
+        ends = [", ".join(filter(None, profile)), brief(version["created_at"]), brief(version["digest"])]
+        table.add_row(*map(cell, [*cells, aliases, *ends]))
     print_table(document, as_json, table)
     for alias_name, guard in ({} if as_json else document["guards"]).items():
         if guard is not None:
@@ -234,8 +238,10 @@ def profile(
     record = run_on_tenant(tenant, data_dir, run, as_json)
     styles = {"tool_style": record.tool_style, "reasoning_style": record.reasoning_style}
     document = {**styles, "defaults": record.defaults}
-    style = f"tool style {record.tool_style or '-'}, reasoning style {_style_text(record.reasoning_style)}"
-    text = f"{escape(name)}@{version}: {style}, defaults {json.dumps(record.defaults)}"
+    style = (
+        f"tool style {record.tool_style or '-'}, reasoning style {_style_text(record.reasoning_style) or '-'}"
+    )
+    text = f"{escape(name)}@{version}: {escape(style)}, defaults {json.dumps(record.defaults)}"
     print_table({"name": name, "version": version} | document, as_json, text)
 
 
@@ -344,10 +350,9 @@ def _guard_text(guard: dict[str, Any]) -> str:
     )
 
 
-def _style_text(style: ReasoningStyle | None) -> str:
+def _style_text(style: ReasoningStyle | None) -> str | None:
     """Write a reasoning style as its option has it."""
-    text = f"{style['start']},{style['end']}" if isinstance(style, dict) else style
-    return escape(text or "-")
+    return f"{style['start']},{style['end']}" if isinstance(style, dict) else style
 
 
 def _explain_waiting(pushed: PushedVersion) -> None:
@@ -360,7 +365,7 @@ def _explain_waiting(pushed: PushedVersion) -> None:
 
 
 def _report_table(report: ValidationReport) -> Table:
-    table = Table("check", "result", "detail")
+    table = table_of("check", "result", "detail")
     for check in report.checks:
         result = "warning" if check.warning else "passed" if check.passed else "failed"
         table.add_row(check.name, result, escape(check.detail))

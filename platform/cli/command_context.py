@@ -26,6 +26,7 @@ from loraplex.platform.datastores.connections import ensure_schema, open_stores
 from loraplex.platform.datastores.embedded.servers import running_redis_url
 from loraplex.platform.datastores.installation import require_installation
 from loraplex.platform.startup_errors import StartError
+from loraplex.platform.web.adapters.validation_report import remediation_of
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.actors import command_actor
 from loraplex.tenants.counters.counters import Counters
@@ -196,9 +197,12 @@ def exit_codes(*, as_json: bool = False) -> Iterator[None]:
         yield
     except (AdaptersError, EngineError, TenantsError, StartError) as error:
         Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}")
+        if isinstance(error, AdapterRejected):
+            typer.echo(f"How to mend it: {remediation_of(error.check)}", err=True)
         if as_json and isinstance(error, AdapterRejected):
             report = error.report.as_dicts() if isinstance(error, TensorsRejected) else []
             failure = {"check": error.check, "subject": error.subject, "message": error.message}
+            failure["remediation"] = remediation_of(error.check)
             typer.echo(json.dumps({"error": {**failure, "report": report}}))
         code = (
             error.exit_code if isinstance(error, StartError) else 2 if isinstance(error, InvalidField) else 1

@@ -89,9 +89,14 @@ def report_of(stored: ReportDocument, state: str) -> Report:
     return Report([found.get(name) or CheckRow(name=name, state="open") for name in names], running)
 
 
+def remediation_of(check: str) -> str:
+    """Say what the owner of an adapter that failed this check does about it."""
+    return REMEDIATIONS.get(check, _OTHER)
+
+
 def _row(check: CheckDocument) -> CheckRow:
     if not check.passed:
-        remediation = REMEDIATIONS.get(check.name, _OTHER)
+        remediation = remediation_of(check.name)
         return CheckRow(name=check.name, state="failed", finding=check.detail, remediation=remediation)
     state: CheckState = "warning" if check.warning else "passed"
     return CheckRow(name=check.name, state=state, finding=check.detail)

@@ -19,6 +19,7 @@ from loraplex.engine.checkpoints.digest import model_digest
 from loraplex.platform.cli.adapter import app
 from loraplex.platform.cli.command_context import open_tenant_command
 from loraplex.platform.server.base_model_file import BaseModelFacts, write_base_model
+from loraplex.platform.web.adapters.validation_report import REMEDIATIONS
 from loraplex.tenants.actors import command_actor
 from loraplex.tenants.ledger.journal.folder import JOURNAL_FOLDER
 from loraplex.tenants.registry import use_cases as aliases
@@ -237,6 +238,9 @@ def test_a_refused_adapter_names_the_tensor(home: Path, model: Path) -> None:
     assert error["check"] == "ranks" and "layers.0.self_attn.q_proj.lora_A" in error["subject"]
     assert error["report"][-1]["passed"] is False
     assert "adapter_config.json says 8" in result.stderr
+    assert (
+        error["remediation"] == REMEDIATIONS["ranks"] and f"mend it: {REMEDIATIONS['ranks']}" in result.stderr
+    )
 
 
 @pytest.mark.parametrize(
