@@ -72,7 +72,9 @@ class GatewayError(Exception):
 
 
 class InvalidParameter(GatewayError):
-    pass
+    """`allowed`: what a value must be, where that is known; never a part of what was sent."""
+
+    allowed: str | None = None
 
 
 class MissingParameter(InvalidParameter):

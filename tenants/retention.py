@@ -11,12 +11,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from loraplex.tenants.ids import uuid7_from
+from loraplex.tenants.ledger.failed_requests import KEPT
 from loraplex.tenants.models import (
     ApiKey,
     AuditEntry,
     Base,
     EngineMinuteRow,
     Evaluation,
+    FailedRequest,
     IdempotencyRecord,
     Invitation,
     Membership,
@@ -102,6 +104,7 @@ class RetentionRepository:
             (MeterExport, MeterExport.sent_at.is_not(None) & (MeterExport.hour < self._now - METER_EVENTS)),
             (IdempotencyRecord, IdempotencyRecord.expires_at < self._now),
             (RecordedRequest, RecordedRequest.expires_at < self._now),
+            (FailedRequest, FailedRequest.at < self._now - KEPT),
             (
                 ApiKey,
                 (ended_at(ApiKey) < audit) & ~self._has_live_predecessor() & ~self._is_of_group()

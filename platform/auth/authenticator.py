@@ -33,7 +33,15 @@ from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository, chec
 from loraplex.tenants.api_keys.last_used import LastUsedTracker
 from loraplex.tenants.api_keys.networks import client_network, is_within, parse_address, parse_network
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import DatabaseUnavailable, MalformedKey, PolicyStale, UnknownKey
+from loraplex.tenants.errors import (
+    DatabaseUnavailable,
+    ExpiredKey,
+    MalformedKey,
+    PolicyStale,
+    RevokedKey,
+    TenantSuspended,
+    UnknownKey,
+)
 from loraplex.tenants.scopes import OPERATOR, effective_scopes
 from loraplex.tenants.single_flight import SingleFlight
 
@@ -133,7 +141,14 @@ class Authenticator:
         address = self._addresses.of(request)
         with _Timed(request):
             headers = authorizations(request.headers) if either else request.headers.getlist("authorization")
-            caller = await self.authenticate(headers, address, cached=cached, known=known)
+            try:
+                caller = await self.authenticate(headers, address, cached=cached, known=known)
+            except (RevokedKey, ExpiredKey, TenantSuspended, AddressNotAllowed):
+                # The key was genuine, so that its tenant may see the refusal.
+                found = self._cache.last_found(parse_key(bearer_token(headers)).key_id)
+                if found is not None:
+                    request.state.refused_key = found.tenant_id, found.key_id
+                raise
         request.state.tenant_id, request.state.key_id = caller.tenant_id, caller.key_id
         return check_scope(caller, scope)
 

@@ -141,7 +141,7 @@ class PendingAdmission:
             raise
         self._context.headers.update(rate_headers(reservation.rate, degraded=reservation.degraded))
         self.record.causes["admission"] = _causes(reservation, self._context.renewals)
-        self._reservation = reservation
+        self._reservation, self.record.ledger_id = reservation, reservation.request.id
         return reservation
 
     @property

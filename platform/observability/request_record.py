@@ -44,7 +44,9 @@ class RequestRecord:
     """`phases`: begin and end, on the monotonic clock, of what the gateway did with the request, by name; `causes`: what it
     waited for in them, in numbers and names of limits. `call` and `stats`
     are set for inference requests that came so far; `adapter_id` and `adapter_version` once the model is resolved to an adapter;
-    `error_code` where the answer is an error, or a stream ended with one; `trace_id` where its span is recorded.
+    `error_code` where the answer is an error, or a stream ended with one; `trace_id` where its span is recorded. `error_status` and
+    `error_summary`, which has no content, are there behind `/v1`. `ledger_id`: of the row in the usage ledger that it has, or will
+    have. `asked_model`: the model of a body that was refused.
     """
 
     phases: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -55,6 +57,10 @@ class RequestRecord:
     adapter_version: int | None = None
     trace_id: str | None = None
     error_code: str | None = None
+    error_status: int = 0
+    error_summary: str | None = None
+    ledger_id: UUID | None = None
+    asked_model: object = None
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:

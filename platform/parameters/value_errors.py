@@ -47,7 +47,9 @@ def invalid_value(name: str, value: object, allowed: str) -> InvalidParameter:
     given_value = (
         f"a string of {len(value)}" if isinstance(value, str) and last in CONTENT else excerpt_of(value)
     )
-    return InvalidParameter(f"`{name}` is {given_value}, but must be {allowed}.", param=name)
+    error = InvalidParameter(f"`{name}` is {given_value}, but must be {allowed}.", param=name)
+    error.allowed = allowed
+    return error
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -19,6 +19,7 @@ from loraplex.platform.error_boundary import ErrorBoundary
 from loraplex.platform.errors import ClientError, ErrorRow, GatewayError, describe
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.rate_limit_headers import LEVEL_HEADER, LIMIT_HEADER, RETRY_HEADER
+from loraplex.platform.observability.failed_requests import FailureObserver, note_error
 from loraplex.platform.observability.request_id import HEADER, RequestIds, request_id_of
 from loraplex.platform.observability.request_record import (
     ObservedRequests,
@@ -81,6 +82,8 @@ def create_app(
         app.add_exception_handler(error, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(HeadRequests)
+    failures = FailureObserver(dependencies.admission_controller.note_failure, dependencies.served_model_name)
+    observers = (*observers, failures)
     around = partial(_around, observers=observers, origins=dependencies.config.allowed_origins)
     app.add_middleware(around)
     app.state.evaluations = EvaluationExecution(planes, OwnRequests(app, around))
@@ -98,7 +101,7 @@ def _around(app: ASGIApp, observers: Sequence[RequestObserver], origins: Sequenc
 
 async def _on_error(request: Request, error: Exception) -> Response:
     client_error = described(error) if is_anthropic(request) else describe(error)
-    request_record_of(request.scope).error_code = client_error.row.code
+    note_error(request_record_of(request.scope), error, client_error.row)
     if client_error.row.is_logged:
         LOG.error(
             "request failed",

@@ -191,7 +191,11 @@ class InferencePlane:
         # Where the body is parsed, off the event loop if it is large: a conversation takes time of the same order.
         def read(given: dict[str, Any]) -> tuple[GenerationBody, UnknownNames | None, DialectResponse]:
             nonlocal kept
-            body, unknown = read_reporting(dialect.body, given)
+            try:
+                body, unknown = read_reporting(dialect.body, given)
+            except InvalidParameter:
+                context.record.asked_model = given.get("model")
+                raise
             kept = kept_request(given) if is_recorded else None
             return dialect.read(body, of_dialect), unknown, dialect.respond(body, of_dialect)
 
@@ -251,7 +255,10 @@ class InferencePlane:
 
     def _count_refusal(self, context: RequestContext, error: Exception, code: str) -> None:
         """Count a request that ended without a record in the ledger, unless its client left."""
-        if context.is_recorded or isinstance(error, ClientGone):
+        if context.is_recorded:
+            return
+        context.record.ledger_id = None
+        if isinstance(error, ClientGone):
             return
         refused = Refused(
             tenant_id=context.caller.tenant_id,

@@ -26,6 +26,7 @@ from loraplex.tenants.models import (
     DataPolicy,
     Evaluation,
     EvaluationAnswer,
+    FailedRequest,
     IdempotencyRecord,
     Invitation,
     Membership,
@@ -48,7 +49,7 @@ ERASED_TABLES: Final[tuple[type[Base], ...]] = (
     *(WebhookDelivery, WebhookEndpoint, OutboxEvent),
     *(IdempotencyRecord, QuotaEvent, UploadPart, Upload),
     *(EvaluationAnswer, Evaluation, AliasGate, Suite),
-    *(RecordedRequest, DataPolicy),
+    *(RecordedRequest, DataPolicy, FailedRequest),
     *(AliasGuard, AliasTarget, AdapterAlias, AdapterVersion),
     *(Quota, Adapter, ApiKey, ReservationRow, AdmissionEpoch),
 )

@@ -40,6 +40,7 @@ from loraplex.tenants.errors import (
     StoreUnavailable,
     ValkeyUnavailable,
 )
+from loraplex.tenants.ledger.failed_requests import FailedRequests, Failure
 from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.refusal_counts import RefusalCounts, Refused
 from loraplex.tenants.ledger.shipping import Shipping
@@ -84,6 +85,7 @@ class QuotaAdmissionController:
         self._requests = requests = InFlightReservations()
         self._ledger = ledger = UsageLedger(database)
         self._refusal_counts = RefusalCounts(ledger.count_refusals)
+        self._failed_requests = FailedRequests(ledger.keep_failed)
         self.counters = counters = Counters(
             redis, bulk_redis, lease_s=settings.lease_s, command_s=settings.valkey_s
         )
@@ -153,6 +155,7 @@ class QuotaAdmissionController:
             reaper=reaper,
             reconciliation=self.reconciliation,
             refusal_counts=self._refusal_counts,
+            failed_requests=self._failed_requests,
         )
 
     @property
@@ -214,6 +217,10 @@ class QuotaAdmissionController:
     def count_refusal(self, refused: Refused) -> None:
         """Count a request that was refused, for its tenant's overview."""
         self._refusal_counts.add(refused)
+
+    def note_failure(self, failure: Failure) -> None:
+        """Keep a request that failed or was refused, for its tenant's list of requests."""
+        self._failed_requests.add(failure)
 
     async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:
         """Settle a request. Returns when the usage is in the journal. May be repeated. Raises `JournalUnavailable`; then the
@@ -300,6 +307,7 @@ class QuotaAdmissionController:
                 await self._shipping.ship()
             await self._finish_counters()
             await self._refusal_counts.flush()
+            await self._failed_requests.flush()
             await self._ledger.remove_gateway(self._gateway_id)
         except (StoreUnavailable, TimeoutError) as error:
             LOG.warning("the journal is shipped at the next start", reason=str(error))

@@ -1,5 +1,5 @@
 """Background tasks of one gateway: heartbeat, leases, fences, progress, shipping, Valkey probe, reaping, reconciliation,
-counts of refusals.
+counts of refusals, failed requests.
 
 Invariant: no failure ends a task; it is logged, and the task runs again after its interval.
 """
@@ -20,6 +20,7 @@ from loraplex.tenants.admission.settlement import SettlementQueue
 from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import CountersNewer, ValkeyUnavailable
+from loraplex.tenants.ledger.failed_requests import FailedRequests
 from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.refusal_counts import RefusalCounts
 from loraplex.tenants.ledger.shipping import Shipping
@@ -46,6 +47,7 @@ class AdmissionMaintenance:
     reaper: Reaper
     reconciliation: Reconciliation
     refusal_counts: RefusalCounts
+    failed_requests: FailedRequests
     gateway_id: UUID
     settings: AdmissionConfig
 
@@ -61,6 +63,7 @@ class AdmissionMaintenance:
             tasks.create_task(repeat(LOG, self.reaper.reap, settings.heartbeat_s))
             tasks.create_task(repeat(LOG, self.reconciliation.reconcile, settings.reconcile_s))
             tasks.create_task(repeat(LOG, self.refusal_counts.flush, settings.refusal_counts_s))
+            tasks.create_task(repeat(LOG, self.failed_requests.flush, settings.refusal_counts_s))
 
     async def retry(self) -> None:
         """Ship what waits for PostgreSQL, and repeat what failed."""

@@ -1,4 +1,5 @@
-"""A tenant's requests as the ledger recorded them: listed, found by either of their ids, and with the phases of each.
+"""A tenant's requests, listed, found by either of their ids, and with their phases: those of the ledger, and between them those of
+the last day that were refused.
 
 Invariant: a listing reads a bounded number of rows, however few of them its filters select.
 """
@@ -6,19 +7,20 @@ Invariant: a listing reads a bounded number of rows, however few of them its fil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVarTuple
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Row, Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from loraplex.tenants.errors import PhasesNotFound, RequestNotFound
-from loraplex.tenants.ids import CLOCKS_APART, uuid7_from
-from loraplex.tenants.models import Adapter, ApiKey, RequestPhases, UsageRecord
+from loraplex.tenants.ids import CLOCKS_APART, EPOCH, LAST_TIME, uuid7_from
+from loraplex.tenants.models import OUTCOMES, Adapter, ApiKey, FailedRequest, RequestPhases, UsageRecord
 from loraplex.tenants.quotas.reservation import REQUEST_ID
-from loraplex.tenants.usage.records import LoggedRequest
+from loraplex.tenants.usage.records import REFUSED, LoggedRequest
 
+Columns = TypeVarTuple("Columns")
 SCANNED: Final = 10_000
 """The most rows that one page of a filtered listing reads. Measured on two busy cores: 50,000 took a second."""
 
@@ -38,18 +40,29 @@ SAME: Final = (
     *("currency", "session"),
 )
 """What a row of the ledger and the record of a request call the same."""
-Found: TypeAlias = Row[UsageRecord, str | None, str | None, str | None, str | None]
-"""A row of the ledger, the name of its adapter, and public id, name and kind of its key; None where their rows were erased."""
+SHOWN_OUTCOMES: Final = (*OUTCOMES, REFUSED)
+NOTHING: Final[dict[str, Any]] = dict.fromkeys(
+    ("version", "digest", "ttft_ms", "duration_ms", "price_version_id", "system_fingerprint", "session")
+) | dict.fromkeys(
+    ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "amount_pico"), 0
+)
+"""What a refused request has none of."""
+Found: TypeAlias = Row[UsageRecord, str | None, str | None, str | None, str | None, FailedRequest | None]
+"""A row of the ledger, the name of its adapter, and public id, name and kind of its key; None where their rows were erased. Last,
+how it failed, if it did lately.
+"""
+Refused: TypeAlias = Row[FailedRequest, str | None, str | None, str | None]
+"""A refused request, the name of its adapter, and name and kind of its key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFilters:
-    """None selects all. `adapter` is a name, and `base_model` selects the requests without one. `key_id` is the public id of
+    """None selects all. `adapter` is a name, and `base_model`, its served name, selects the requests for it. `key_id` is the public id of
     a key, or the UUID of an erased one. `session` is a label. `start` and `end`, exclusive, bound the time of admission.
     """
 
     adapter: str | None = None
-    base_model: bool = False
+    base_model: str | None = None
     key_id: str | None = None
     outcome: str | None = None
     session: str | None = None
@@ -66,41 +79,64 @@ class RequestPage:
     more_after: UUID | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The requests beyond one of them, in order: older ones, or newer ones."""
+
+    beyond: UUID | None
+    newest_first: bool = True
+
+    def of(
+        self, query: Select[*Columns], id: InstrumentedAttribute[UUID], last: UUID | None = None
+    ) -> Select[*Columns]:
+        """The rows of a query that are of this part, up to `last`."""
+        if self.beyond is not None:
+            query = query.where(id < self.beyond if self.newest_first else id > self.beyond)
+        if last is not None:
+            query = query.where(id >= last if self.newest_first else id <= last)
+        return query.order_by(id.desc() if self.newest_first else id)
+
+
 class RequestLog:
-    """The ledger's rows of `tenant_id`, seen by one session; the newest come first."""
+    """The requests of `tenant_id`, seen by one session; the newest come first."""
 
     def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:
         self._session = session
         self._tenant_id = tenant_id
 
     async def page(self, filters: RequestFilters, after: UUID | None, limit: int) -> RequestPage:
-        """At most `limit` rows that match and are older than the row `after`, out of the next `SCANNED` rows."""
-        query = self._bounded(filters)
-        query = query if after is None else query.where(UsageRecord.id < after)
-        return await self._page(filters, query.order_by(UsageRecord.id.desc()), limit)
+        """At most `limit` rows that match and are older than the row `after`, out of the next `SCANNED` rows of the ledger."""
+        return await self._both(filters, _Part(after), limit)
 
     async def page_before(self, filters: RequestFilters, before: UUID, limit: int) -> RequestPage:
         """At most `limit` rows that match and are the next newer ones than the row `before`, newest first, out of the next
         `SCANNED` rows. `more_after`: the newest of them, if there are newer rows.
         """
-        query = self._bounded(filters).where(UsageRecord.id > before).order_by(UsageRecord.id)
-        page = await self._page(filters, query, limit, newest_first=False)
+        page = await self._both(filters, _Part(before, newest_first=False), limit)
         return RequestPage(page.requests[::-1], page.more_after)
 
     async def get(self, request_id: str) -> LoggedRequest:
-        """The row of this id, else the newest request of this `x-request-id`; corrections are found by their own ids only.
+        """The request of this id, else the newest of this `x-request-id`; corrections are found by their own ids only.
 
         Raises `RequestNotFound`.
         """
-        found = None
-        if REQUEST_ID.fullmatch(request_id):
-            own = _uuid(request_id)
-            found = None if own is None else await self._newest(UsageRecord.id == own)
-            of_client = UsageRecord.client_request_id == request_id
-            found = found or await self._newest(of_client & (UsageRecord.kind == "usage"))
-        if found is None:
-            raise RequestNotFound("no finished request has this id")
-        return _logged(found)
+        if not REQUEST_ID.fullmatch(request_id):
+            raise RequestNotFound("no request has this id")
+        own = _uuid(request_id)
+        found = None if own is None else await self._newest(UsageRecord.id == own)
+        if found is not None:
+            return _logged(found)
+        of_client = UsageRecord.client_request_id == request_id
+        found = await self._newest(of_client & (UsageRecord.kind == "usage"))
+        named = (FailedRequest.request_id == request_id) | (FailedRequest.id == own)
+        query = self._refused(RequestFilters()).where(named).order_by(FailedRequest.id.desc()).limit(1)
+        refused = (await self._session.execute(query)).one_or_none()
+        both = ([] if found is None else [_logged(found)]) + ([] if refused is None else [_refused(refused)])
+        if not both:
+            raise RequestNotFound(
+                "no finished request has this id, and none that was refused in the last 24 hours"
+            )
+        return max(both, key=lambda each: each.id)
 
     async def phases(self, request_id: str) -> dict[str, Any]:
         """The phases of a request: name -> `[start_ms, duration_ms]`, and behind them its causes if known.
@@ -123,19 +159,47 @@ class RequestLog:
         query = self._named(UsageRecord).where(condition).order_by(UsageRecord.id.desc()).limit(1)
         return (await self._session.execute(query)).one_or_none()
 
-    async def _page(
-        self, filters: RequestFilters, rows: Select[UsageRecord], limit: int, *, newest_first: bool = True
-    ) -> RequestPage:
-        """At most `limit` that match of the first `SCANNED` rows, in the order of these."""
-        scanned = rows.limit(SCANNED)
+    async def _both(self, filters: RequestFilters, part: "_Part", limit: int) -> RequestPage:
+        """At most `limit` of the ledger and of what was refused, in the order of the part."""
+        page = RequestPage([], None)
+        if filters.outcome != REFUSED:
+            page = await self._page(filters, part, limit)
+        if filters.outcome not in (None, REFUSED) or filters.session or filters.slower_than_ms is not None:
+            return page
+        # The part of the log that the ledger's page is of.
+        query = part.of(self._refused(filters), FailedRequest.id, page.more_after).limit(limit + 1)
+        both = [*page.requests, *map(_refused, (await self._session.execute(query)).all())]
+        both.sort(key=lambda each: each.id, reverse=part.newest_first)
+        return RequestPage(both[:limit], both[limit - 1].id if len(both) > limit else page.more_after)
+
+    async def _page(self, filters: RequestFilters, part: "_Part", limit: int) -> RequestPage:
+        """At most `limit` that match of the first `SCANNED` rows of the ledger in a part, in its order."""
+        scanned = part.of(self._bounded(filters), UsageRecord.id).limit(SCANNED)
         record = aliased(UsageRecord, scanned.subquery())
         query = self._named(record).where(*self._conditions(record, filters))
-        query = query.order_by(record.id.desc() if newest_first else record.id).limit(limit + 1)
+        query = query.order_by(record.id.desc() if part.newest_first else record.id).limit(limit + 1)
         found = (await self._session.execute(query)).all()
         if len(found) > limit:
             return RequestPage([*map(_logged, found[:limit])], found[limit - 1][0].id)
         last = scanned.with_only_columns(UsageRecord.id).offset(SCANNED - 1).limit(1)
         return RequestPage([*map(_logged, found)], await self._session.scalar(last))
+
+    def _refused(self, filters: RequestFilters) -> Select[FailedRequest, str | None, str | None, str | None]:
+        """The tenant's refused requests that match. They have no session, and took no time that is known."""
+        query = (
+            select(FailedRequest, Adapter.name, ApiKey.name, ApiKey.kind)
+            .outerjoin(Adapter, Adapter.id == FailedRequest.adapter_id)
+            .outerjoin(ApiKey, ApiKey.key_id == FailedRequest.key_id)
+            .where(FailedRequest.tenant_id == self._tenant_id, FailedRequest.is_refused)
+        )
+        conditions = (
+            (filters.base_model, FailedRequest.model == filters.base_model),
+            (filters.adapter, (Adapter.name == filters.adapter) | (FailedRequest.model == filters.adapter)),
+            (filters.key_id, FailedRequest.key_id == filters.key_id),
+        )
+        start, end = filters.start or EPOCH, filters.end or LAST_TIME
+        in_range = (FailedRequest.at >= start) & (FailedRequest.at < end)
+        return query.where(in_range, *(each for value, each in conditions if value is not None))
 
     def _bounded(self, filters: RequestFilters) -> Select[UsageRecord]:
         """The tenant's rows, or those of a session. Ids contain a time, which bounds the rows of a range of times."""
@@ -150,9 +214,11 @@ class RequestLog:
 
     def _named(
         self, record: type[UsageRecord]
-    ) -> Select[UsageRecord, str | None, str | None, str | None, str | None]:
+    ) -> Select[UsageRecord, str | None, str | None, str | None, str | None, FailedRequest | None]:
+        of_row = (FailedRequest.tenant_id == record.tenant_id) & (FailedRequest.id == record.id)
         return (
-            select(record, Adapter.name, ApiKey.key_id, ApiKey.name, ApiKey.kind)
+            select(record, Adapter.name, ApiKey.key_id, ApiKey.name, ApiKey.kind, FailedRequest)
+            .outerjoin(FailedRequest, of_row)
             .outerjoin(Adapter, Adapter.id == record.adapter_id)
             .outerjoin(ApiKey, ApiKey.id == record.api_key_id)
             .where(record.tenant_id == self._tenant_id)
@@ -160,7 +226,7 @@ class RequestLog:
 
     def _conditions(self, record: type[UsageRecord], filters: RequestFilters) -> list[ColumnElement[bool]]:
         conditions: list[ColumnElement[bool]] = []
-        if filters.base_model:
+        if filters.base_model is not None:
             conditions.append(record.adapter_id.is_(None))
         if filters.adapter is not None:
             of_name = select(Adapter.id).where(
@@ -184,7 +250,7 @@ class RequestLog:
 
 
 def _logged(row: Found) -> LoggedRequest:
-    record, adapter, key_id, key_name, key_kind = row
+    record, adapter, key_id, key_name, key_kind, failed = row
     return LoggedRequest(
         **{name: getattr(record, name) for name in SAME},
         at=record.admitted_at,
@@ -194,7 +260,32 @@ def _logged(row: Found) -> LoggedRequest:
         key_name=key_name,
         is_listed_key=key_kind == "key",
         prompt_tokens=record.uncached_tokens + record.cached_tokens,
+        **_error_of(failed),
     )
+
+
+def _refused(row: Refused) -> LoggedRequest:
+    failed, adapter, key_name, key_kind = row
+    return LoggedRequest(
+        **NOTHING,
+        **_error_of(failed),
+        id=failed.id,
+        at=failed.at,
+        adapter=adapter,
+        adapter_id=failed.adapter_id,
+        key_id=failed.key_id,
+        key_name=key_name,
+        is_listed_key=key_kind == "key",
+        outcome=REFUSED,
+        client_request_id=failed.request_id,
+        currency="",
+        model=failed.model,
+        omitted=failed.omitted or None,
+    )
+
+
+def _error_of(failed: FailedRequest | None) -> dict[str, Any]:
+    return {} if failed is None else {name: getattr(failed, name) for name in ("code", "status", "message")}
 
 
 def _uuid(text: str) -> UUID | None:

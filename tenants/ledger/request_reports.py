@@ -48,12 +48,14 @@ SELECT s.start, coalesce(n.adapter_id, '{REST}'::uuid) AS adapter_id, n.name,
 FROM summed s LEFT JOIN named n ON n.adapter_id = s.adapter_id GROUP BY 1, 2, 3 ORDER BY 1, 2""")
 _OF_ADAPTER: Final = text(f"""
 SELECT {_COUNTS} FROM request_rollups r WHERE {_IN_RANGE} AND r.adapter_id = :adapter_id HAVING count(*) > 0""")
-_FAILURES: Final = text(f"""
-SELECT r.hour, r.status, r.adapter_id, a.name, k.key_id, k.name, sum(r.requests)
-FROM request_rollups r LEFT JOIN adapters a ON a.id = r.adapter_id LEFT JOIN api_keys k ON k.id = r.api_key_id
-WHERE {_IN_RANGE} AND (r.status = ANY(:failed) OR r.status LIKE '{REFUSED}%')
-GROUP BY r.hour, r.status, r.adapter_id, a.name, k.key_id, k.name
-ORDER BY r.hour DESC, sum(r.requests) DESC, r.status, r.adapter_id LIMIT :limit""")
+# The newest of each kind: a flood of one kind hides no other. The table is bounded for each tenant.
+_FAILURES: Final = text("""
+SELECT (array_agg(f.id ORDER BY f.id DESC))[1] AS id, max(f.at) AS at, f.code, f.status,
+    (array_agg(f.message ORDER BY f.id DESC))[1] AS message, coalesce(a.name, f.model) AS model, k.name AS key_name,
+    sum(1 + f.omitted) AS requests
+FROM failed_requests f LEFT JOIN adapters a ON a.id = f.adapter_id LEFT JOIN api_keys k ON k.key_id = f.key_id
+WHERE f.tenant_id = :tenant_id AND f.at >= :since GROUP BY f.code, f.status, 6, f.key_id, k.name ORDER BY 1 DESC LIMIT :limit
+""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +96,17 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRow:
-    """Requests of one hour, adapter and key that ended alike. `code`: the error code of refused ones, None for failed ones.
+    """Requests of the last day for one model and of one key that failed, or were refused, alike. `id`, `at`, `message`: of the newest.
 
-    `adapter`, `key_id` and `key_name` are None where their rows were erased; `adapter` also where `base_model`.
+    `model` is None where it is not known, and `key_name` where the key was erased.
     """
 
-    hour: datetime
-    code: str | None
-    base_model: bool
-    adapter: str | None
-    key_id: str | None
+    id: UUID
+    at: datetime
+    code: str
+    status: int
+    message: str
+    model: str | None
     key_name: str | None
     requests: int
 
@@ -136,26 +139,11 @@ async def requests_of_adapter(
 
 
 async def latest_failures(
-    session: AsyncSession, tenant_id: UUID, start: datetime, end: datetime, limit: int
+    session: AsyncSession, tenant_id: UUID, since: datetime, limit: int
 ) -> list[FailureRow]:
-    """What failed and what was refused between two whole hours, the latest hour first."""
-    parameters = _parameters(tenant_id)
-    bounds = {"start": start, "end": end, "limit": limit}
-    del parameters["limited"]
-    return [
-        FailureRow(
-            hour=hour,
-            code=status.removeprefix(REFUSED) if status.startswith(REFUSED) else None,
-            base_model=adapter_id == NO_ID,
-            adapter=adapter,
-            key_id=key_id,
-            key_name=key_name,
-            requests=int(requests),
-        )
-        for hour, status, adapter_id, adapter, key_id, key_name, requests in await session.execute(
-            _FAILURES, parameters | bounds
-        )
-    ]
+    """What failed and what was refused since then, in the last day at most, the latest first."""
+    values = {"tenant_id": tenant_id, "since": since, "limit": limit}
+    return [FailureRow(**row._mapping) for row in await session.execute(_FAILURES, values)]
 
 
 def total(sums: Iterable[RequestSums]) -> RequestSums:

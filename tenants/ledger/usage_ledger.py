@@ -5,7 +5,7 @@ Invariant: a usage record is written once per request, in one transaction with i
 """
 
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -22,6 +22,7 @@ from loraplex.tenants.database import Database, first_line
 from loraplex.tenants.errors import DatabaseUnavailable, TenantNotFound
 from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.ledger import statements
+from loraplex.tenants.ledger.failed_requests import Failure
 from loraplex.tenants.ledger.histograms import TTFT_BOUNDS_MS, bucket_of
 from loraplex.tenants.ledger.refusal_counts import Refused
 from loraplex.tenants.ledger.write_batching import WriteBatcher
@@ -135,6 +136,10 @@ class UsageLedger:
             for (hour, refused), requests in counts.items()
         ]
         await self._general.fetch(statements.COUNT_REFUSALS, to_json(rows))
+
+    async def keep_failed(self, failures: Sequence[Failure]) -> None:
+        """Write requests that failed; may be repeated, with what they omit by then."""
+        await self._general.fetch(statements.KEEP_FAILED, to_json([asdict(each) for each in failures]))
 
     async def renew(self, ids: Sequence[UUID], lease_s: float) -> None:
         """Renew the leases of open reservations."""

@@ -184,6 +184,34 @@ class RequestPhases(Base):
     limits: Mapped[dict[str, Any] | None]
 
 
+class FailedRequest(Base):
+    """A request that failed or was refused, kept for a day. `message` and `model` quote nothing of its body but a name.
+
+    `id`: that of its row in the ledger, or where it `is_refused`, which means that it has none, one of its own. `key_id`: the public
+    id of its key. `model`: the name that it asked for; null where that is not known, or no name. `adapter_id`: what it led to.
+    `omitted`: how many others of its tenant in the same minute have no row.
+    """
+
+    __tablename__ = "failed_requests"
+    __table_args__ = (
+        Index("ix_failed_requests_request_id", "tenant_id", "request_id"),
+        Index("ix_failed_requests_at", "at"),
+    )
+
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    at: Mapped[datetime]
+    is_refused: Mapped[bool]
+    request_id: Mapped[str]
+    key_id: Mapped[str]
+    adapter_id: Mapped[UUID | None]
+    model: Mapped[str | None]
+    code: Mapped[str]
+    status: Mapped[int]
+    message: Mapped[str]
+    omitted: Mapped[int]
+
+
 class UsageTotal(Base):
     """The sum of the usage records of one level's subject in one period, from which counters are rebuilt.
 

@@ -4,12 +4,15 @@ Invariant: `prompt_tokens` includes `cached_tokens`, and `completion_tokens` inc
 `/v1`.
 """
 
-from typing import Annotated
+from typing import Annotated, Final
 from uuid import UUID
 
 from pydantic import Field
 
 from loraplex.tenants.records import Pico, Record, UtcTime
+
+REFUSED: Final = "refused"
+"""The outcome of requests that have no row in the ledger."""
 
 
 def is_absent(value: object) -> bool:
@@ -20,6 +23,10 @@ def is_absent(value: object) -> bool:
 class RequestDocument(Record):
     """One finished request. `adapter` and `version` are null for the base model; times in milliseconds are null where unknown.
     `system_fingerprint`: as in the response, null where it is unknown. `session`: the label made of what the client named so.
+
+    `code`, `status` and `message` are there for a day in requests that failed or were refused: the error, without what it quoted. A
+    refused one has the outcome `refused`, no tokens, the `model` that it asked for if that is a name, and `omitted` where so many
+    others of its minute are not listed.
 
     `reverses_id` and `reason` are there in corrections, whose tokens and amount are added to those of the request that they
     name.
@@ -43,6 +50,11 @@ class RequestDocument(Record):
     client_request_id: str | None
     system_fingerprint: str | None
     session: str | None
+    code: Annotated[str | None, Field(exclude_if=is_absent)] = None
+    status: Annotated[int | None, Field(exclude_if=is_absent)] = None
+    message: Annotated[str | None, Field(exclude_if=is_absent)] = None
+    model: Annotated[str | None, Field(exclude_if=is_absent)] = None
+    omitted: Annotated[int | None, Field(exclude_if=is_absent)] = None
     reverses_id: Annotated[UUID | None, Field(exclude_if=is_absent)] = None
     reason: Annotated[str | None, Field(exclude_if=is_absent)] = None
 

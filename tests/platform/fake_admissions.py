@@ -13,6 +13,7 @@ from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.billing.pricing import NO_PRICE
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.errors import LimitExceeded, PolicyStale
+from loraplex.tenants.ledger.failed_requests import Failure
 from loraplex.tenants.ledger.refusal_counts import Refused
 from loraplex.tenants.ledger.usage_ledger import Ended
 from loraplex.tenants.periods import periods_of
@@ -48,6 +49,7 @@ class FakeAdmissions(QuotaAdmissionController):
         self.on_policy_outdated: Callable[[UUID], None] = lambda _: None
         self.on_ended: Callable[[Ended], None] = lambda _: None
         self.refused: list[Refused] = []
+        self.failures: list[Failure] = []
         self.recounted: list[UUID] = []
         reconciliation: Any = SimpleNamespace(log=DriftLog())
         self.reconciliation = reconciliation
@@ -83,6 +85,9 @@ class FakeAdmissions(QuotaAdmissionController):
 
     def follow(self, reservation: Reservation, used_so_far: Callable[[], SettledUsage]) -> None:
         self.followed.append(used_so_far)
+
+    def note_failure(self, failure: Failure) -> None:
+        self.failures.append(failure)
 
     def count_refusal(self, refused: Refused) -> None:
         self.refused.append(refused)

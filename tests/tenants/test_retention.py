@@ -37,7 +37,11 @@ RECORDED = (
 )
 POLICY_EPOCH = text("SELECT policy_epoch FROM tenants")
 WEBHOOK = "INSERT INTO outbox_events (id, tenant_id, type, subject, data, created_at) VALUES (gen_random_uuid(), :tenant, 'adapter.ready', 'x', '{}', :at)"
-FILLED = ("audit_entries", "quota_events", "idempotency_records", "recorded_requests", "outbox_events")
+FAILED = "INSERT INTO failed_requests VALUES (:tenant, gen_random_uuid(), :at, true, 'r', 'k', NULL, NULL, 'timeout', 504, 'm', 0)"
+FILLED = (
+    *("audit_entries", "quota_events", "idempotency_records", "recorded_requests", "outbox_events"),
+    "failed_requests",
+)
 OF_PEOPLE = ("sessions", "one_time_links", "invitations", "sign_in_throttles", "users")
 USER = "INSERT INTO users (id, email, name, is_operator, created_at, last_seen_at) VALUES (:id, :email, 'x', :op, :at, :seen)"
 PERSONAL = (
@@ -62,6 +66,7 @@ async def fill(database: Database, days: list[int]) -> None:
     ages = [now - timedelta(days=each) for each in days]
     async with database.as_writer() as session:
         await session.execute(text(EVENT), [{"tenant": tenant, "at": at} for at in ages])
+        await session.execute(text(FAILED), [{"tenant": tenant, "at": at} for at in ages])
     async with database.as_operator() as session:
         await session.execute(text(AUDIT), [{"id": uuid7_from(at), "at": at} for at in ages])
         await session.execute(text(RECORD), [{"at": at} for at in ages])
@@ -84,6 +89,7 @@ async def test_old_records_are_deleted_and_recent_ones_stay(database: Database) 
         "quota_events": 2,
         "idempotency_records": 6,
         "recorded_requests": 6,
+        "failed_requests": 6,
         "outbox_events": 4,
         "meter_exports": 0,
         "evaluations": 0,
@@ -95,7 +101,7 @@ async def test_old_records_are_deleted_and_recent_ones_stay(database: Database) 
     assert await sweep(database, 100) == dict.fromkeys(everything, 0)
     async with database.as_operator() as session:
         left = {name: await session.scalar(text(f"SELECT count(*) FROM {name}")) for name in FILLED}
-    assert left == dict(zip(FILLED, (3, 5, 1, 1, 3), strict=True))
+    assert left == dict(zip(FILLED, (3, 5, 1, 1, 3, 1), strict=True))
 
 
 async def test_ended_keys_stay_as_long_as_the_audit_log_names_them(database: Database) -> None:

@@ -30,6 +30,12 @@ FIRST_PAGE: Final[dict[Area, str]] = {"tenant": TENANT_PATH, "operator": OPERATO
 _ADDRESS: Final = ":/%#?=@[]!$&'()*+,;"
 
 
+LOOKING: Final = (
+    "You look into this tenant as an operator, read-only: nothing can be changed here. A person of the tenant whose role allows it "
+    "can do this. “Leave” above ends the look; in your own area you may do what is an operator's."
+)
+
+
 class SignInNeeded(Exception):
     """The request has no session, or one that ended."""
 
@@ -173,5 +179,5 @@ def sign_in_address(request: Request) -> str:
 
 def _scope_missing(scope: str, session: ConsoleSession) -> str:
     if session.viewing_as_operator:
-        return "You look into this tenant as an operator: nothing can be changed here."
+        return LOOKING
     return f"This page needs the scope {scope}, which your role, {session.role}, has not."

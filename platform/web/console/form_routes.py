@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from loraplex.platform.errors import InsufficientScope
 from loraplex.platform.observability.request_id import request_id_of
-from loraplex.platform.web.console.endpoint import ConsoleEndpoint, is_htmx
+from loraplex.platform.web.console.endpoint import LOOKING, ConsoleEndpoint, is_htmx
 from loraplex.platform.web.console.forms import (
     Entered,
     Form,
@@ -126,7 +126,7 @@ class FormSubmission(PageRequest):
             raise RuntimeError("a form runs one use case")
         self.http.state.form_ran = True
         if self.session.viewing_as_operator:
-            raise InsufficientScope("You look into this tenant as an operator: nothing can be changed here.")
+            raise InsufficientScope(LOOKING)
         fresh: list[Any] = []
 
         async def stored(uow: UnitOfWork) -> StoredResponse:

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.ledger.request_log import RequestFilters, RequestLog
-from loraplex.tenants.ledger.request_reports import latest_failures
+from loraplex.tenants.ledger.request_reports import FailureRow, latest_failures
 from loraplex.tenants.registry.resolution import ModelResolver
 
 Step: TypeAlias = Literal["key", "adapter", "request", "budget"]
@@ -37,7 +37,7 @@ SELECT (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnboardingStatus:
     """What exists already; None for what does not. `key` is name and public id of the oldest key that the tenant made itself,
-    `adapter` the newest ready version's name and number, `refusal` the error code of the last request that was refused or failed
+    `adapter` the newest ready version's name and number, `refusal` the last request that was refused or failed
     within the hour.
 
     `skipped`: steps that the person wants to see no more.
@@ -46,7 +46,7 @@ class OnboardingStatus:
     key: Sequence[str] | None
     adapter: tuple[str, int] | None
     answered_at: datetime | None
-    refusal: str | None
+    refusal: FailureRow | None
     has_budget: bool
     skipped: frozenset[str]
 
@@ -92,7 +92,6 @@ async def _answered_at(session: AsyncSession, tenant_id: UUID) -> datetime | Non
     return completed.requests[0].at if completed.requests else None
 
 
-async def _refusal(session: AsyncSession, tenant_id: UUID, now: datetime) -> str | None:
-    hour = now.replace(minute=0, second=0, microsecond=0)
-    failures = await latest_failures(session, tenant_id, hour, hour + HOUR, 1)
-    return (failures[0].code or "failed") if failures else None
+async def _refusal(session: AsyncSession, tenant_id: UUID, now: datetime) -> FailureRow | None:
+    failures = await latest_failures(session, tenant_id, now - HOUR, 1)
+    return failures[0] if failures else None

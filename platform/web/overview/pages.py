@@ -27,20 +27,6 @@ NEEDED: Final = {"quarantined": ADAPTERS_READ, "rejected": ADAPTERS_READ, "key_e
 """The scope that shows what needs attention; of all other kinds `usage:read`."""
 RANGE_NAMES: Final = {"24h": "24 hours", "7d": "7 days", "30d": "30 days"}
 PERIOD_NAMES: Final = {timedelta(hours=1): "Hour", timedelta(hours=6): "From", timedelta(days=1): "Day"}
-OUTCOME_WORDS: Final = {
-    "rate_limit_exceeded": "a limit per minute, or of requests at once, was reached",
-    "insufficient_quota": "the tokens or the budget of a period are used up",
-    "model_not_found": "no adapter, alias or version has the name that was asked for",
-    "overloaded": "too many requests waited; they may be sent again",
-    "engine_unavailable": "no engine answered; they may be sent again",
-    "server_shutting_down": "the server was being restarted; they may be sent again",
-    "schema_not_satisfied": "the answer did not meet its schema",
-    "context_length_exceeded": "prompt and answer do not fit into the context",
-    "invalid_value": "a parameter has a value that is not allowed",
-    "unknown_parameter": "a parameter does not exist",
-    "adapter_quarantined": "the adapter is quarantined",
-    "tenant_suspended": "the tenant is suspended",
-}
 SignedIn = Annotated[PageRequest, opens(None)]
 Submission = Annotated[FormSubmission, submits(None)]
 
@@ -85,8 +71,6 @@ async def show_overview(page: SignedIn) -> Response:
         days=_days(spend) if sees_money else (),
         prefix=symbol(currency),
         sees_keys=KEYS_WRITE in scopes,
-        words=OUTCOME_WORDS,
-        statuses=overview.STATUSES,
         currency=currency,
         steps=steps,
         offers_password=page.session.by_link_only and is_fresh(page.session, now),

@@ -11,7 +11,6 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.errors import ENGINE_TABLE, ERROR_TABLE
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.ledger.request_reports import (
     FailureRow,
@@ -52,8 +51,6 @@ RANGES: Final[Mapping[RangeName, tuple[timedelta, timedelta]]] = {
     "30d": (30 * DAY, DAY),
 }
 """The length of each range and of its periods."""
-STATUSES: Final = {row.code: row.status for row in (*ERROR_TABLE.values(), *ENGINE_TABLE.values())}
-"""The HTTP status of each error code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +161,7 @@ async def requests(
     sums = {each.id: each.sums for each in by_id}
     digests = await AdapterCatalog(session, tenant_id).production_digests([each.id for each in summaries])
     series, sum_of_all = _charted(by_id), total(each.sums for each in by_id)
-    # Without errors the search for the latest ones reads the whole range.
-    failures = await latest_failures(session, tenant_id, start, end, FAILURES) if sum_of_all.errors else []
+    failures = await latest_failures(session, tenant_id, start, FAILURES)
     return RequestOverview(
         start=start,
         end=end,

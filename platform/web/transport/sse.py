@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from loraplex.engine.messages import Delta, Finished, Scored
 from loraplex.platform.errors import ClientError, ClientGone, describe
 from loraplex.platform.inference.generation import Generation
+from loraplex.platform.observability.failed_requests import note_error
 from loraplex.platform.observability.request_record import request_record_of
 from loraplex.platform.web.transport.client_presence import unless_disconnected
 
@@ -120,7 +121,7 @@ class EventStream(Response):
 
     async def _fail(self, error: Exception, scope: Scope, send: Send) -> None:
         client_error = describe(error)
-        request_record_of(scope).error_code = client_error.row.code
+        note_error(request_record_of(scope), error, client_error.row)
         if client_error.row.is_logged:
             LOG.error("stream failed", code=client_error.row.code, exc_info=error)
         await self._send(send, self._encoder.failed(client_error))

@@ -1,6 +1,7 @@
 """`/console/requests`: the request log, and one request with where its time went. No content of messages is stored or shown."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from typing import Annotated, Final
@@ -10,14 +11,18 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from loraplex.platform.inference.sessions import chosen_session
-from loraplex.platform.web.console.addresses import day_of, link, query_form
+from loraplex.platform.web.console.addresses import day_of, link, path_of, query_form
+from loraplex.platform.web.console.endpoint import redirect
+from loraplex.platform.web.console.formatting import count, duration
 from loraplex.platform.web.console.forms import Form, FormInvalid
 from loraplex.platform.web.console.limit_units import unit_of
 from loraplex.platform.web.console.page import PageRequest, opens
 from loraplex.platform.web.usage import queries as usage
 from loraplex.platform.web.usage import request_queries as requests
 from loraplex.platform.web.usage.documents import SpanDocument
+from loraplex.tenants.errors import RequestNotFound
 from loraplex.tenants.scopes import USAGE_READ
+from loraplex.tenants.usage.records import REFUSED
 
 PATH: Final = "/console/requests"
 FIELDS: Final = ("outcome", "adapter", "key", "session", "slower", "from", "to")
@@ -41,11 +46,16 @@ PHASE_NAMES: Final = {
     "decode": "Decode",
     "finish": "End of the response",
 }
-WAIT_SENTENCES: Final = {
-    "queue": "Most of the wait was the queue, {duration}: {reason}.",
-    "adapter_load": "Most of the wait was the adapter, {duration}: {reason}.",
-    "grammar_compile": "Most of the wait was the grammar, {duration}: {reason}.",
+MAIN_PHASES: Final = {
+    "queue": "waiting in the queue",
+    "adapter_load": "waiting for the adapter",
+    "grammar_compile": "waiting for the grammar",
+    "prefill": "computing the prompt",
+    "decode": "decoding",
 }
+"""What most of the time went into; others have their names."""
+OF_LIMITS: Final = ("rate_limit_exceeded", "insufficient_quota", "quota_unavailable")
+"""The error codes that “Why was I limited?” explains."""
 TOKEN_CLASSES: Final = {
     "uncached_prompt": "Prompt, not cached",
     "cached_prompt": "Prompt, cached",
@@ -74,6 +84,11 @@ async def list_requests(page: Reader) -> Response:
     form = query_form(page.http)
     after, before = _uuid(form.text("after")), _uuid(form.text("before"))
     errors: Mapping[str, str] = {}
+    asked = form.text("request").strip()
+    if asked:
+        with suppress(RequestNotFound):
+            await page.query(requests.find, page.tenant_id, asked)
+            return redirect(page.http, path_of("requests", asked))
     try:
         filters = _filters(form, page)
     except FormInvalid as invalid:
@@ -89,6 +104,7 @@ async def list_requests(page: Reader) -> Response:
         page=found,
         outcomes=requests.OUTCOME_NAMES,
         filtered=any(kept.values()),
+        unknown=asked,
         older=None if found.older is None else link(PATH, {**kept, "after": str(found.older)}),
         newer=None if found.newer is None else link(PATH, {**kept, "before": str(found.newer)}),
     )
@@ -99,17 +115,29 @@ async def show_request(page: Reader, request_id: str) -> Response:
     found = await page.query(requests.find, page.tenant_id, request_id)
     end = max([found.request.duration_ms or 0, *(phase.end_ms for phase in found.phases), 1])
     return page.show(
-        "usage/request.html",
+        "usage/refused.html" if found.request.outcome == REFUSED else "usage/request.html",
         found=found,
         limit_unit=unit_of,
         bars=[_bar(phase, end) for phase in found.phases if phase.duration_ms],
         end_ms=end,
         ticks=_ticks(end),
-        wait=found.largest_wait,
-        wait_sentences=WAIT_SENTENCES,
+        main=main_sentence(found),
+        limited=found.request.code in OF_LIMITS,
         token_classes=TOKEN_CLASSES,
         decode_ms=next((phase.duration_ms for phase in found.phases if phase.name == "decode"), None),
     )
+
+
+def main_sentence(found: requests.RequestDetail) -> str | None:
+    """Say what most of the time of a request went into; None where no phase stands out."""
+    main, tokens = found.main_phase, found.request.completion_tokens
+    if main is None:
+        return None
+    what = MAIN_PHASES.get(main.name, f"the phase “{PHASE_NAMES.get(main.name, main.name)}”")
+    if main.name == "decode" and tokens > 1:
+        return f"Most of the time was {what}: {count(tokens)} tokens at {duration(main.duration_ms / (tokens - 1))} each."
+    reason = f": {main.reason}" if main.reason else ""
+    return f"Most of the time was {what}, {duration(main.duration_ms)}{reason}."
 
 
 def _bar(phase: SpanDocument, end_ms: int) -> _Bar:
@@ -138,7 +166,7 @@ def _filters(form: Form, page: PageRequest) -> requests.Filters:
     end = datetime.combine(day_of(form, "to", datetime.now(UTC).date()), time(), UTC) + DAY
     return requests.Filters(
         adapter=adapter if adapter and adapter != base_model else None,
-        base_model=adapter == base_model,
+        base_model=base_model if adapter == base_model else None,
         key_id=form.text("key") or None,
         outcome=outcome if outcome in requests.OUTCOME_NAMES else None,
         session=chosen_session(page.dependencies.derive_key, page.tenant_id, session) if session else None,

@@ -21,9 +21,9 @@ from loraplex.platform.web.usage.documents import (
 )
 from loraplex.platform.web.usage.phase_reasons import reason_of
 from loraplex.tenants.invoices.billable_usage import prices_of
-from loraplex.tenants.ledger.request_log import RequestFilters, RequestLog
+from loraplex.tenants.ledger.request_log import SHOWN_OUTCOMES, RequestFilters, RequestLog
 from loraplex.tenants.ledger.request_reports import requests_of_adapter
-from loraplex.tenants.models import OUTCOMES, RequestPhases
+from loraplex.tenants.models import RequestPhases
 from loraplex.tenants.registry.summaries import registered_digest
 from loraplex.tenants.usage.records import LoggedRequest, RequestDocument
 
@@ -31,7 +31,9 @@ PAGE_ROWS: Final = 50
 MEDIAN_OVER: Final = timedelta(hours=24)
 """A request is compared with its adapter's median of so long before the end of its hour."""
 HOUR: Final = timedelta(hours=1)
-OUTCOME_NAMES: Final = OUTCOMES
+NOTICED_MS: Final = 1000
+"""A person who waits for less goes on without losing the thread (Nielsen, Response Times)."""
+OUTCOME_NAMES: Final = SHOWN_OUTCOMES
 Filters: TypeAlias = RequestFilters
 
 
@@ -73,12 +75,14 @@ class RequestDetail:
     registered_digest: str | None
 
     @property
-    def largest_wait(self) -> SpanDocument | None:
-        """The phase in which it waited longest; none where no phase took a millisecond of waiting."""
-        return max(
-            (each for each in self.phases if each.waits and each.duration_ms),
-            key=lambda each: each.duration_ms,
-            default=None,
+    def main_phase(self) -> SpanDocument | None:
+        """The phase that took at least half of the time; None for a request of less than `NOTICED_MS`, which nobody asks about."""
+        whole = sum(each.duration_ms for each in self.phases)
+        longest = max(self.phases, key=lambda each: each.duration_ms, default=None)
+        return (
+            None
+            if longest is None or whole < max(NOTICED_MS, 1) or longest.duration_ms * 2 < whole
+            else longest
         )
 
 

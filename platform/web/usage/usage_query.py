@@ -10,9 +10,8 @@ from typing import Final, TypeVar, get_args
 from uuid import UUID
 
 from loraplex.platform.errors import InvalidParameter
-from loraplex.tenants.ledger.request_log import RequestFilters
+from loraplex.tenants.ledger.request_log import SHOWN_OUTCOMES, RequestFilters
 from loraplex.tenants.ledger.usage_reports import Bucket, Dimension, UsageQuery
-from loraplex.tenants.models import OUTCOMES
 from loraplex.tenants.models.billing import CURRENCY
 
 HOUR: Final = timedelta(hours=1)
@@ -35,7 +34,7 @@ USAGE_PARAMETERS: Final = {
 REQUEST_FILTERS: Final = {
     "adapter": "Only requests of the adapter of this name; the base model has its served name.",
     "key_id": "Only requests of the key with this public id.",
-    "outcome": f"Only requests that ended so: {', '.join(f'`{each}`' for each in OUTCOMES)}.",
+    "outcome": f"Only requests that ended so: {', '.join(f'`{each}`' for each in SHOWN_OUTCOMES)}.",
     "from": "Only requests admitted at this time (RFC 3339, or a date in UTC) or later.",
     "to": "Only requests admitted before this time.",
     "slower_than_ms": "Only requests that took longer, in milliseconds.",
@@ -90,9 +89,9 @@ def request_filters(
     adapter, outcome = filters.get("adapter"), filters.get("outcome")
     return RequestFilters(
         adapter=None if adapter == base_model else adapter,
-        base_model=adapter == base_model,
+        base_model=base_model if adapter == base_model else None,
         key_id=filters.get("key_id"),
-        outcome=None if outcome is None else _choice("outcome", outcome, OUTCOMES),
+        outcome=None if outcome is None else _choice("outcome", outcome, SHOWN_OUTCOMES),
         start=_time("from", filters["from"]) if "from" in filters else None,
         end=_time("to", filters["to"]) if "to" in filters else None,
         session=session_of(filters["session"]) if "session" in filters else None,

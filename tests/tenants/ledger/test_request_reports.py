@@ -1,13 +1,15 @@
-"""Requests by time and adapter, and failures, from the rollups that settlements and refusals write."""
+"""Requests by time and adapter, from the rollups that settlements and refusals write; and the latest failures."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import psycopg
 from tests.tenants.ledger.stored_usage import Used, UsingTenant, make_tenant, settle
 
 from loraplex.tenants.database import Database
+from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.ledger.histograms import EMPTY
 from loraplex.tenants.ledger.request_reports import (
     RequestSums,
@@ -31,6 +33,27 @@ def refuse(url: str, tenant: UsingTenant, hour: datetime, code: str, requests: i
             "INSERT INTO request_rollups VALUES (%s, %s, %s, %s, %s, %s, %s, %s)",
             [tenant.id, hour, NO_ID, key, f"refused_{code}", requests, [*EMPTY], [*EMPTY]],
         )
+
+
+def fail(url: str, tenant: UsingTenant, at: datetime, code: str, **values: Any) -> UUID:
+    """Insert a request of the first key that got an error; refused, unless `values` say otherwise. Returns its id."""
+    row = {
+        "tenant_id": tenant.id,
+        "id": uuid7_from(at),
+        "at": at,
+        "is_refused": True,
+        "request_id": "mine",
+        "key_id": next(iter(tenant.keys)),
+        "code": code,
+        "status": 404,
+        "message": "No.",
+        "omitted": 0,
+        **values,
+    }
+    statement = f"INSERT INTO failed_requests ({', '.join(row)}) VALUES ({', '.join(['%s'] * len(row))})"
+    with psycopg.connect(url) as connection:
+        connection.execute(statement.encode(), [*row.values()])
+    return UUID(str(row["id"]))
 
 
 def seeded(url: str) -> UsingTenant:
@@ -108,18 +131,21 @@ async def test_the_requests_of_one_adapter(database: Database) -> None:
         assert await of(tenant.adapters["coral"], 0) == RequestSums()
 
 
-async def test_failures_come_with_the_latest_hour_first(database: Database) -> None:
-    tenant = seeded(database.url)
-    key_id = next(iter(tenant.keys))
+async def test_failures_of_one_kind_are_one_row_and_the_newest_comes_first(database: Database) -> None:
+    tenant, other = seeded(database.url), seeded(database.url)
+    fail(database.url, tenant, DAY, "engine_unavailable", status=503, model="support")
+    fail(database.url, tenant, DAY + HOUR, "model_not_found", omitted=3)
+    newest = fail(database.url, tenant, DAY + 2 * HOUR, "model_not_found")
+    fail(database.url, other, DAY + HOUR, "model_not_found")
     async with database.as_tenant(tenant.id) as session:
-        found = await latest_failures(session, tenant.id, DAY, DAY + DAY_LONG, 5)
-        assert await latest_failures(session, tenant.id, DAY, DAY + DAY_LONG, 1) == found[:1]
-    assert [(row.hour, row.code, row.adapter, row.base_model, row.requests) for row in found] == [
-        (DAY + HOUR, "model_not_found", None, True, 2),
-        (DAY, "rate_limit_exceeded", None, True, 4),
-        (DAY, None, "support", False, 1),
+        found = await latest_failures(session, tenant.id, DAY, 5)
+        assert await latest_failures(session, tenant.id, DAY + HOUR, 5) == found[:1]
+        assert await latest_failures(session, tenant.id, DAY, 1) == found[:1]
+    assert [(row.code, row.status, row.model, row.requests, row.key_name) for row in found] == [
+        ("model_not_found", 404, None, 5, "k"),
+        ("engine_unavailable", 503, "support", 1, "k"),
     ]
-    assert {(row.key_id, row.key_name) for row in found} == {(key_id, "k")}
+    assert (found[0].id, found[0].at) == (newest, DAY + 2 * HOUR)
 
 
 DAY_LONG = 24 * HOUR

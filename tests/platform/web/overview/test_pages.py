@@ -9,6 +9,7 @@ from tests.platform.web.browser import Console
 from tests.platform.web.limits.test_queries import CountingAdmissions, SilentAdmissions
 from tests.platform.web.observed_tenant import observed_tenant
 from tests.tenants.ledger.stored_usage import Used, make_tenant, settle
+from tests.tenants.ledger.test_request_reports import fail
 
 from loraplex.platform.demo.history import SAMPLE_KEY
 from loraplex.platform.web.console.formatting import money_spent
@@ -25,6 +26,9 @@ def counters(console: Console, admissions: Any) -> None:
 async def test_the_numbers_of_a_tenant(console: Console, database: Database) -> None:
     seen = observed_tenant(database.url, tokens_per_day=1000, budget_per_month=10)
     counters(console, CountingAdmissions())
+    limited = fail(
+        *(database.url, seen.tenant, datetime.now(UTC), "rate_limit_exceeded"), status=429, omitted=3
+    )
     page = await (await console.signed_in("admin", seen.tenant.name)).page("/console")
     values = dict(zip(page.texts(".stat dt"), page.texts(".stat .value"), strict=True))
     now = datetime.now(UTC)
@@ -49,11 +53,13 @@ async def test_the_numbers_of_a_tenant(console: Console, database: Database) -> 
     ]
     assert page.texts(".quota b")[0] == "Tokens per day" and page.find(".quota .bar rect[fill='url(#held)']")
     failures = page.texts("[aria-label='Latest failures'] tbody tr")
-    assert "429" in failures[0] and "4" in failures[0] and "failed" in failures[1]
+    assert len(failures) == 1 and "429" in failures[0] and "4" in failures[0]
+    assert page.find(f"[aria-label='Latest failures'] a[href='/console/requests/{limited}']")
 
 
 async def test_each_role_sees_its_part(console: Console, database: Database) -> None:
     seen = observed_tenant(database.url, budget_per_month=1)
+    fail(database.url, seen.tenant, datetime.now(UTC), "model_not_found")
     counters(console, CountingAdmissions())
     tiles, keys = {}, {}
     for role in ("admin", "developer", "viewer", "billing"):

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 from tests.platform.web.observed_tenant import HOUR, observed_tenant
 from tests.tenants.ledger.stored_usage import Used, make_tenant, settle
-from tests.tenants.ledger.test_request_reports import refuse
+from tests.tenants.ledger.test_request_reports import fail, refuse
 
 from loraplex.platform.web.overview import queries as overview
 from loraplex.tenants.database import Database
@@ -18,6 +18,8 @@ AMOUNT = 10 * 3_000_001 + 4 + 6 * 7_000_003
 async def test_a_range_beside_the_one_before(database: Database) -> None:
     seen = observed_tenant(database.url, NOW)
     refuse(database.url, seen.tenant, NOW.replace(minute=0) - 30 * HOUR, "model_not_found", 7)
+    fail(database.url, seen.tenant, NOW - HOUR, "model_not_found")
+    fail(database.url, seen.tenant, NOW - 30 * HOUR, "invalid_value")
     async with database.as_tenant(seen.id) as session:
         found = await overview.requests(session, seen.id, "24h", NOW)
     assert (found.start, found.end) == (NOW.replace(minute=0) - 23 * HOUR, NOW.replace(minute=0) + HOUR)
@@ -28,7 +30,7 @@ async def test_a_range_beside_the_one_before(database: Database) -> None:
     assert [period.requests for period in found.periods[-4:]] == [{}, {support: 3}, {NO_ID: 5}, {coral: 1}]
     assert [each.name for each in found.series] == [None, "support", "coral"] and found.series[0].base_model
     assert {line.summary.name: line.sums.requests for line in found.adapters} == {"support": 3, "coral": 1}
-    assert (found.all_adapters, len(found.failures)) == (2, 2)
+    assert (found.all_adapters, [each.code for each in found.failures]) == (2, ["model_not_found"])
 
 
 async def test_of_many_adapters_the_largest_are_charted(database: Database) -> None:

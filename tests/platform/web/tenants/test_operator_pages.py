@@ -196,7 +196,9 @@ async def test_an_operator_looks_into_a_tenant_and_changes_nothing(
     page = await browser.page("/console/billing")
     assert "You look into harbor as an operator." in page.find("main .note.warn").text()
     assert not page.all("main .note.warn button")
-    assert (await browser.get("/console/audit")).status_code == 403
+    refused = await browser.get("/console/audit")
+    assert refused.status_code == 403 and "read-only" in refused.text
+    assert "In harbor, this needs a role with the scope" in refused.text and "Leave the look" in refused.text
     assert (await browser.page(AREA)).texts("tbody th") == ["harbor"]
     admin = await signed_in("admin")
     log = await admin.page("/console/audit?action=tenant.view")

@@ -1,11 +1,14 @@
-"""One request: its phases and largest wait, its cost exact, the median beside it; and the log of requests."""
+"""One request: its phases and what took the time, its cost exact, the median beside it; and the log of requests."""
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.platform.web.observed_tenant import HOUR, observed_tenant
 
 from loraplex.platform.web.usage import request_queries as requests
+from loraplex.platform.web.usage.request_pages import main_sentence
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RequestNotFound
 
@@ -34,16 +37,54 @@ async def test_a_request_with_its_phases_and_its_cost(database: Database) -> Non
     assert sum(line.amount_pico for line in found.cost) == request.amount_pico
     assert [phase.name for phase in found.phases] == ["adapter_load", "queue", "prefill", "decode"]
     assert [phase.reason is None for phase in found.phases] == [False, False, True, True]
-    assert found.largest_wait is not None and found.largest_wait.name == "queue"
+    assert found.main_phase is not None and found.main_phase.name == "decode"
     assert found.median_ttft_ms is not None and 350 < found.median_ttft_ms <= 500
     assert found.registered_digest is None, "no version is registered"
+
+
+@pytest.mark.parametrize(
+    ("phases", "tokens", "sentence"),
+    [
+        (
+            {"grammar_compile": [0, 2], "decode": [2, 40_796]},
+            513,
+            "Most of the time was decoding: 513 tokens at 79.7\u00a0ms each.",
+        ),
+        (
+            {"prefill": [0, 1500, {"computed": 9000, "cached": 0}], "decode": [1500, 900]},
+            9,
+            "Most of the time was computing the prompt, 1.50\u00a0s: 9,000 tokens computed, 0 cached.",
+        ),
+        (
+            {"queue": [0, 3000, {"before": 2}], "decode": [3000, 900]},
+            9,
+            "Most of the time was waiting in the queue, 3.00\u00a0s: 2 requests stood before it.",
+        ),
+        (
+            {"delivery": [0, 3000]},
+            1,
+            "Most of the time was the phase “Delivery of the first token”, 3.00\u00a0s.",
+        ),
+        ({"decode": [0, 999]}, 9, None),
+        ({"queue": [0, 990], "prefill": [990, 990], "decode": [1980, 990]}, 9, None),
+        ({}, 0, None),
+    ],
+)
+def test_the_sentence_is_of_what_took_the_time(
+    phases: dict[str, Any], tokens: int, sentence: str | None
+) -> None:
+    found: Any = SimpleNamespace(
+        phases=requests.phases_of(phases), request=SimpleNamespace(completion_tokens=tokens)
+    )
+    found.main_phase = requests.RequestDetail.main_phase.fget(found)  # type: ignore[attr-defined]
+    assert main_sentence(found) == sentence
 
 
 async def test_a_request_without_phases_and_of_another_tenant(database: Database) -> None:
     seen, other = observed_tenant(database.url, NOW), observed_tenant(database.url, NOW)
     async with database.as_tenant(seen.id) as session:
         found = await requests.find(session, seen.id, str(seen.requests[0]))
-        assert (found.phases, found.met, found.largest_wait) == ([], None, None)
+        assert (found.phases, found.met, found.main_phase) == ([], None, None)
         with pytest.raises(RequestNotFound):
             await requests.find(session, seen.id, str(other.slow))
 

@@ -374,7 +374,7 @@ async def test_a_session_is_found_by_its_label_and_by_the_clients_own_text(
 @pytest.mark.parametrize(
     ("query", "param"),
     [
-        ({"outcome": "refused"}, "outcome"),
+        ({"outcome": "lost"}, "outcome"),
         ({"slower_than_ms": "-1"}, "slower_than_ms"),
         ({"slower_than_ms": "²"}, "slower_than_ms"),
         ({"slower_than_ms": str(2**31)}, "slower_than_ms"),
