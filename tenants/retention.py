@@ -11,7 +11,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from loraplex.tenants.ids import uuid7_from
-from loraplex.tenants.ledger.failed_requests import KEPT
 from loraplex.tenants.models import (
     ApiKey,
     AuditEntry,
@@ -33,6 +32,8 @@ from loraplex.tenants.models import (
     UserSession,
 )
 
+FAILED_REQUESTS: Final = timedelta(days=1)
+"""As long as explanations of denials are kept."""
 WEBHOOK_EVENTS: Final = timedelta(days=30)
 """The time for which events and their deliveries are kept, from the writing of the event."""
 METER_EVENTS: Final = timedelta(days=60)
@@ -104,7 +105,7 @@ class RetentionRepository:
             (MeterExport, MeterExport.sent_at.is_not(None) & (MeterExport.hour < self._now - METER_EVENTS)),
             (IdempotencyRecord, IdempotencyRecord.expires_at < self._now),
             (RecordedRequest, RecordedRequest.expires_at < self._now),
-            (FailedRequest, FailedRequest.at < self._now - KEPT),
+            (FailedRequest, FailedRequest.at < self._now - FAILED_REQUESTS),
             (
                 ApiKey,
                 (ended_at(ApiKey) < audit) & ~self._has_live_predecessor() & ~self._is_of_group()

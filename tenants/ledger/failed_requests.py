@@ -7,7 +7,7 @@ missing.
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 from uuid import UUID
 
@@ -21,8 +21,6 @@ MAX_PENDING: Final = 5_000
 MAX_TENANTS: Final = 5_000
 MAX_KEPT: Final = 10_000
 """The rows of a tenant: at the most of one gateway, those of three hours."""
-KEPT: Final = timedelta(days=1)
-"""As long as explanations of denials."""
 LOG = structlog.get_logger("loraplex.failed_requests")
 
 

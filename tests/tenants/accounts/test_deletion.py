@@ -61,7 +61,8 @@ ROWS = """
     INSERT INTO request_rollups VALUES (%(tenant)s, '2026-11-21T10:00Z', %(tenant)s, %(tenant)s, 'completed', 1,
         array_fill(0, ARRAY[16]), array_fill(0, ARRAY[16]));
     INSERT INTO request_phases VALUES (gen_random_uuid(), %(tenant)s, '{"queue": [0, 5]}');
-    INSERT INTO failed_requests VALUES (%(tenant)s, gen_random_uuid(), now(), true, 'r', 'k', NULL, NULL, 'timeout', 504, 'm', 0);
+    INSERT INTO failed_requests
+        SELECT %(tenant)s, gen_random_uuid(), now(), true, 'r', 'k', NULL, NULL, 'timeout', 504, 'm', 0 FROM generate_series(1, 2);
     INSERT INTO usage_totals VALUES (%(tenant)s, 'tenant', %(tenant)s, 'd:2026-11-21', 1, 12, 1);
     INSERT INTO users (id, email, name) VALUES (%(tenant)s, %(tenant)s || '@example.com', 'Mara');
     INSERT INTO memberships (tenant_id, user_id, role) VALUES (%(tenant)s, %(tenant)s, 'admin');
