@@ -1,12 +1,12 @@
 """What gateways saw of their engines, minute by minute.
 
-Revision 0036, after 0034.
+Revision 0036, after 0035.
 """
 
 from alembic import op
 
 revision = "0036"
-down_revision = "0034"
+down_revision = "0035"
 branch_labels = None
 depends_on = None
 
