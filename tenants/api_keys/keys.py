@@ -147,10 +147,14 @@ class KeyRepository:
         return (await self._session.scalars(query.where(*ending))).all()
 
     async def newest(
-        self, tenant_id: UUID, state: KeyState | None, part: Slice[tuple[datetime, UUID]]
+        self, tenant_id: UUID, state: KeyState | None, part: Slice[tuple[datetime, UUID]], search: str = ""
     ) -> Sequence[ApiKey]:
-        """A part of the keys in this state (None: any), newest first."""
+        """A part of the keys in this state (None: any), newest first, of which the name contains `search`, in any case, or the id
+        begins with it.
+        """
+        named = ApiKey.name.icontains(search, autoescape=True)
         query = of_owner(tenant_id).order_by(None)
+        query = query.where(named | ApiKey.key_id.startswith(search, autoescape=True))
         if state is not None:
             query = query.where(_in_state(state, datetime.now(UTC)))
         query = sliced(query, part, ApiKey.created_at, ApiKey.id, newest_first=True)

@@ -131,9 +131,10 @@ class AdapterRepository:
         """The tenant's live adapters, by name."""
         return [*await self._session.scalars(self._live().order_by(Adapter.name))]
 
-    async def page(self, after: str | None, limit: int) -> Sequence[Adapter]:
-        """At most `limit` live adapters by name, those behind the name `after`."""
+    async def page(self, after: str | None, limit: int, search: str = "") -> Sequence[Adapter]:
+        """At most `limit` live adapters by name, those behind the name `after`, of which the name contains `search`."""
         query = self._live().order_by(Adapter.name).limit(limit)
+        query = query.where(Adapter.name.contains(search, autoescape=True))
         if after is not None:
             query = query.where(Adapter.name > after)
         return (await self._session.scalars(query)).all()

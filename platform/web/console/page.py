@@ -7,7 +7,7 @@ A page asks for it by `opens(SCOPE)`, first among its parameters:
         return page.show("webhooks/list.html", webhooks=await page.query(queries.webhooks, page.tenant_id))
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
@@ -40,7 +40,8 @@ T = TypeVar("T")
 SessionOf: TypeAlias = Callable[[ConsoleEndpoint, Request], Awaitable[ConsoleSession]]
 """Finds the session of a request, which may open the page; raises for others."""
 ROWS: Final = 50
-"""The rows of a page's listing."""
+"""The rows of a page's listing, unless its address has another one of `SIZES`."""
+SIZES: Final = {"25": 25, "50": ROWS, "100": 100}
 BEFORE: Final = "before"
 """The parameter of an address that names the last row of the page before."""
 AFTER: Final = "after"
@@ -101,11 +102,14 @@ class OpenPage:
 
 @dataclass(frozen=True, slots=True)
 class Rows(Generic[RowT]):
-    """The rows of one page of a listing, and the addresses of the next older and of the newest ones; None where there is none."""
+    """The rows of one page of a listing, and the addresses of the next older and of the newest ones; None where there is none.
+    `sizes`: the number of rows of a page -> its address, None for that of this page.
+    """
 
     rows: Sequence[RowT]
     older: str | None
     newest: str | None
+    sizes: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +144,13 @@ class PageRequest(OpenPage):
         """Return what `find` reads in a transaction of its own."""
         return await self.endpoint.runner.query(self.session.tenant_id, find, *args, **kwargs)
 
-    def part(
-        self, order: SortOrder[RowT, KeyT], size: int = ROWS, *, parameter: str = BEFORE
-    ) -> Page[RowT, KeyT]:
-        """Return the part of a listing, of `size` rows, that the page's address asks for by its `parameter`.
+    def part(self, order: SortOrder[RowT, KeyT], *, parameter: str = BEFORE) -> Page[RowT, KeyT]:
+        """Return the part of a listing that the page's address asks for by its `parameter`, with as many rows as its `size` says.
 
         Raises `InvalidParameter` for a place that no page of this person's tenant has named.
         """
         scope = f"{self.session.tenant_id or 'operator'} {self.http.url.path}".encode()
+        size = SIZES.get(self.http.query_params.get("size", ""), ROWS)
         return page_from(self.http, Cursors(self.endpoint.cursor_key, scope), order, parameter, size)
 
     def rows(self, part: Page[Any, Any], found: Sequence[RowT], *, parameter: str = BEFORE) -> Rows[RowT]:
@@ -158,7 +161,13 @@ class PageRequest(OpenPage):
         kept = [(name, value) for name, value in self.http.query_params.multi_items() if name != parameter]
         older = None if cursor is None else f"{path}?{urlencode([*kept, (parameter, cursor)])}"
         newest = f"{path}?{urlencode(kept)}" if kept else path
-        return Rows(part.cut(found), older, None if part.after is None else newest)
+        others = [pair for pair in kept if pair[0] != "size"]
+        sizes = {
+            size: None if number == part.limit else f"{path}?{urlencode([*others, ('size', size)])}"
+            for size, number in SIZES.items()
+        }
+        is_long = older or part.after or len(found) > min(SIZES.values())
+        return Rows(part.cut(found), older, None if part.after is None else newest, sizes if is_long else {})
 
     def fragment(self, template: str, block: str, /, *, status: int = 200, **context: Any) -> Response:
         """Respond with one block of a page's template, for htmx."""

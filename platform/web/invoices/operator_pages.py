@@ -62,7 +62,7 @@ async def list_invoices(page: Operator) -> Response:
     given = {name: page.http.query_params.get(name, "").strip() for name in FILTERS}
     filters = {name: text for name, text in given.items() if text}
     tenant, part = filters.pop("tenant", None), page.part(BY_CREATION, parameter=AFTER)
-    invoices: Rows[TenantInvoice] = Rows((), None, None)
+    invoices: Rows[TenantInvoice] = Rows((), None, None, {})
     errors: Mapping[str, str] = {}
     try:
         with field_errors():

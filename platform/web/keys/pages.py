@@ -7,8 +7,10 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field, field_validator, model_validator
 from starlette.responses import Response
 
+from loraplex.platform.web.console.addresses import link, query_form
 from loraplex.platform.web.console.form_routes import FormSubmission, form_page, submits
-from loraplex.platform.web.console.page import ROWS, PageRequest, opens
+from loraplex.platform.web.console.forms import Entered
+from loraplex.platform.web.console.page import PageRequest, opens
 from loraplex.platform.web.keys import queries
 from loraplex.platform.web.keys.queries import KEY_ORDER, ShownKey
 from loraplex.platform.web.limits import queries as limits
@@ -161,9 +163,10 @@ async def create_key(submission: Submission) -> Response:
 @router.get(LIST)
 async def list_keys(page: Manager, state: str = "") -> Response:
     wanted = next((each for each in KEY_STATES if each == state), None)
-    part = page.part(KEY_ORDER, ROWS)
-    found = await page.query(queries.keys, page.tenant_id, wanted, part)
-    return page.show("keys/list.html", keys=page.rows(part, found), state=wanted, states=KEY_STATES)
+    search, part = query_form(page.http).text("name"), page.part(KEY_ORDER)
+    found = page.rows(part, await page.query(queries.keys, page.tenant_id, wanted, part, search))
+    links = {each: link(LIST, {"state": each, "name": search}) for each in ("", *KEY_STATES)}
+    return page.show("keys/list.html", keys=found, state=wanted, form=Entered({"name": search}), links=links)
 
 
 @router.get(ONE)

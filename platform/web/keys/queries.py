@@ -48,10 +48,11 @@ class DayOfUse:
 
 
 async def keys(
-    session: AsyncSession, tenant_id: UUID, state: KeyState | None, part: Slice[Position]
+    session: AsyncSession, tenant_id: UUID, state: KeyState | None, part: Slice[Position], search: str = ""
 ) -> list[ShownKey]:
-    """Return keys in a state (None: any), the newest first."""
-    return await _shown(session, tenant_id, await KeyRepository(session).newest(tenant_id, state, part))
+    """Return keys in a state (None: any), the newest first, that `search` finds by name or id."""
+    found = await KeyRepository(session).newest(tenant_id, state, part, search)
+    return await _shown(session, tenant_id, found)
 
 
 async def key(session: AsyncSession, tenant_id: UUID, key_id: str) -> ShownKey:

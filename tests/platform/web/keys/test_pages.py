@@ -4,13 +4,13 @@ import re
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 from tests.platform.web.browser import Browser, Console, Page, SignedIn
 from tests.platform.web.limits.test_queries import CountingAdmissions
 from tests.platform.web.observed_tenant import observed_tenant
 from tests.platform.web.overview.test_pages import counters
 
-from loraplex.platform.web.keys import pages
+from loraplex.platform.web.console import page as page_module
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.audit_queries import audit_entries
 from loraplex.tenants.database import Database
@@ -274,7 +274,7 @@ async def test_a_change_of_what_moved_meanwhile_is_refused(console: Console, sig
 async def test_long_lists_have_pages(
     console: Console, signed_in: SignedIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "ROWS", 2)
+    monkeypatch.setattr(page_module, "ROWS", 2)
     browser = await signed_in()
     for number in range(3):
         await make(console, browser, f"key {number}")
@@ -306,3 +306,37 @@ async def test_a_rotation_or_revocation_that_is_sent_twice_runs_once(
         assert (done.status_code, done.headers["location"]) == (303, "/console/keys")
         assert "Key app is revoked" in (await browser.page("/console/keys")).find(".toast").text()
     assert [action for action, _ in await actions(console)] == ["key.rotate", "key.create", "key.revoke"]
+
+
+async def test_a_thousand_keys_are_searched_and_paged(console: Console, signed_in: SignedIn) -> None:
+    browser = await signed_in()
+    tenant_id = browser.session.tenant_id
+    statement = """INSERT INTO api_keys (id, tenant_id, key_id, environment, name, secret_sha256, scopes)
+        SELECT gen_random_uuid(), :tenant_id, 'key' || lpad(n::text, 13, '0'), 'live', 'App ' || n,
+            sha256(n::text::bytea), '{inference}' FROM generate_series(1, 1000) AS n"""
+    async with console.database.as_operator() as session:
+        await session.execute(text(statement), {"tenant_id": tenant_id})
+    page = await browser.page("/console/keys?size=25")
+    assert len(page.all("main tbody tr")) == 25
+    sizes = {link.text(): link.attributes["href"] for link in page.all("[aria-label='Rows of a page'] a")}
+    assert sizes == {"50": "/console/keys?size=50", "100": "/console/keys?size=100"}
+    rest = await browser.page(str(page.find("nav[aria-label=Pages] a").attributes["href"]))
+    assert len(rest.all("main tbody tr")) == 25
+    found = await browser.page("/console/keys?name=app+77")
+    assert len(found.all("main tbody tr")) == 11 and found.find("input[name=name]").attributes["value"]
+    assert (await browser.page("/console/keys?name=key0000000000777")).texts("tbody th") == ["App 777"]
+    assert "No key has “%” in its name" in (await browser.page("/console/keys?name=%25")).text
+    # A field finds every key, by name and by id, and says which one it does not know.
+    for typed in ("App 5", "key0000000000005"):
+        options = await browser.get(f"/console/choices?key={typed}")
+        assert 'value="App 5 (key0000000000005)"' in options.text and "<html" not in options.text
+        for path in ("/console/requests", "/console/usage"):
+            shown = await browser.page(f"{path}?key={typed}")
+            assert shown.find("#key").attributes["value"] == "App 5 (key0000000000005)"
+    for path in ("/console/requests", "/console/usage"):
+        unknown = await browser.get(f"{path}?key=App+0")
+        assert unknown.status_code == 422 and "There is no key “App 0”." in unknown.text
+        unknown = await browser.get(f"{path}?adapter=nobody")
+        assert unknown.status_code == 422 and "There is no adapter “nobody”." in unknown.text
+    sent = "/console/limits/edit?subject=key:App+5+(key0000000000005)"
+    assert (await browser.get(sent)).headers["location"] == "/console/limits/keys/key0000000000005"
