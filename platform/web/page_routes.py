@@ -23,6 +23,7 @@ from loraplex.platform.web.rate_cards import operator_pages as rate_cards
 from loraplex.platform.web.team import pages as team
 from loraplex.platform.web.tenants import operator_pages as tenants
 from loraplex.platform.web.tenants import sign_up_plan_pages, state_pages
+from loraplex.platform.web.usage import choice_pages as choices
 from loraplex.platform.web.usage import operator_pages as operator_usage
 from loraplex.platform.web.usage import pages as usage
 from loraplex.platform.web.usage import request_pages as requests
@@ -53,6 +54,7 @@ def page_routers(dependencies: GatewayDependencies) -> list[APIRouter]:
         overview.router,
         requests.router,
         usage.router,
+        choices.router,
         team.router,
         webhooks.router,
         tenants.router,

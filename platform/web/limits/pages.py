@@ -83,7 +83,7 @@ async def show_limits(page: Reader) -> Response:
 
 @router.get(f"{PATH}/edit")
 async def choose_subject(page: Reader) -> Response:
-    level, _, name = query_form(page.http).text("subject").partition(":")
+    level, name = _subject(query_form(page.http))
     if level not in FOLDERS or not name:
         return RedirectResponse(PATH, 303)
     return RedirectResponse(path_of("limits", FOLDERS[level], name), 303)
@@ -117,7 +117,7 @@ async def replay_draft(page: Reader) -> Response:
     """The draft is in the address; without one the form begins with the limits in force."""
     tenant_id, form = page.tenant_id, query_form(page.http)
     replays: TenantLimiter = page.http.app.state.replays
-    level, _, name = form.text("subject").partition(":")
+    level, name = _subject(form)
     draft, errors = _draft(form)
     async with page.reading() as session:
         subject = await limits.named(session, tenant_id, level, name)
@@ -179,6 +179,15 @@ async def _limit_form(page: PageRequest, level: str, name: str) -> dict[str, obj
         "currency": page.currency,
         "action": path_of("limits", FOLDERS[level], found.state.name),
     }
+
+
+def _subject(form: Form) -> tuple[str, str]:
+    """The level and the name of the subject in an address: a word without a level is an adapter's name, but for `tenant`."""
+    text = form.text("subject")
+    level, _, name = text.partition(":")
+    if level in FOLDERS:
+        return level, usage.key_id_of(name)
+    return ("adapter", text) if text not in ("", "tenant") else (text, "")
 
 
 def _draft(form: Form) -> tuple[QuotaLimits | None, Mapping[str, str]]:

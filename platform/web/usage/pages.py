@@ -18,6 +18,7 @@ from loraplex.platform.web.console.forms import Form, FormInvalid
 from loraplex.platform.web.console.page import PageRequest, opens
 from loraplex.platform.web.usage import queries as usage
 from loraplex.platform.web.usage.chart import usage_chart
+from loraplex.platform.web.usage.choice_pages import with_choices
 from loraplex.platform.web.usage.queries import (
     Bucket,
     Split,
@@ -64,6 +65,7 @@ async def show_usage(page: Reader) -> Response:
     now, form = datetime.now(UTC), query_form(page.http)
     errors: Mapping[str, str] = {}
     try:
+        form = await with_choices(page, form)
         filters = _filters(form, page.tenant_id, now)
     except FormInvalid as invalid:
         errors, filters = invalid.errors, _filters(Form({}, {}), page.tenant_id, now)
@@ -71,7 +73,8 @@ async def show_usage(page: Reader) -> Response:
         choices = await usage.filter_choices(session, page.tenant_id)
         currency = page.dependencies.currency_of(page.tenant_id)
         report = await usage.report(session, filters, currency)
-    keys = dict(choices.keys)
+        by_key = filters.split == "key"
+        keys = await usage.key_names(session, page.tenant_id, report.groups) if by_key else {}
     names = [_name(group, filters.split, keys) for group in report.groups]
     return page.show(
         "usage/usage.html",
@@ -142,7 +145,7 @@ def _filters(form: Form, tenant_id: UUID, now: datetime) -> UsageFilters:
         group_by=frozenset({cast("Split", chosen(form, "split", tuple(SPLITS)))}),
         adapter=form.text("adapter") or None,
         base_model=form.text("base_model") == "1",
-        key_id=form.text("key") or None,
+        key_id=usage.key_id_of(form.text("key")) or None,
         currency=form.text("currency") or None,
         is_cut=is_cut,
     )

@@ -13,6 +13,7 @@ from datetime import date, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.web.console.formatting import PICO_DIGITS
@@ -32,15 +33,18 @@ from loraplex.tenants.ledger.usage_reports import (
     usage_of_tenants,
     usage_rows,
 )
-from loraplex.tenants.models import NO_ID
+from loraplex.tenants.models import NO_ID, Adapter, ApiKey
 from loraplex.tenants.models.usage import REST
+from loraplex.tenants.pages import Part
 from loraplex.tenants.periods import period_end, periods_of
+from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
 from loraplex.tenants.registry.adapters import AdapterRepository
 
 NAMED_GROUPS: Final = 20
 """Groups with a row of their own on the page. CSV and JSON have all."""
 HOUR: Final = timedelta(hours=1)
-MAX_CHOICES: Final = 200
+MAX_CHOICES: Final = 50
+"""What a field of keys or adapters offers at once; as one types, the server is asked for what matches."""
 CLASS_ROWS: Final = 20_000
 """More rows than 400 days by the hour and class have: such a report is read whole."""
 ROWS_AT_ONCE: Final = 5000
@@ -126,17 +130,46 @@ class UsageOverview:
 
 @dataclass(frozen=True, slots=True)
 class FilterChoices:
-    """What a page's filters offer, at most `MAX_CHOICES` of each: names of adapters, and keys with their names."""
+    """What a field offers, at most `MAX_CHOICES` of each: names of adapters, and keys as `name (id)`."""
 
     adapters: tuple[str, ...]
-    keys: tuple[tuple[str, str], ...]
+    keys: tuple[str, ...]
 
 
-async def filter_choices(session: AsyncSession, tenant_id: UUID) -> FilterChoices:
-    """Read the tenant's adapters, by name, and its keys, oldest first."""
-    adapters = await AdapterRepository(session, tenant_id).page(None, MAX_CHOICES)
-    keys = await KeyRepository(session).list(tenant_id, MAX_CHOICES)
-    return FilterChoices(tuple(each.name for each in adapters), tuple((key.key_id, key.name) for key in keys))
+async def filter_choices(session: AsyncSession, tenant_id: UUID, search: str = "") -> FilterChoices:
+    """Read the tenant's adapters, by name, and its keys, the newest first, that `search` finds by name, and keys by id."""
+    adapters = await AdapterRepository(session, tenant_id).page(None, MAX_CHOICES, search)
+    keys = await KeyRepository(session).newest(tenant_id, None, Part(MAX_CHOICES), search)
+    called = await keys_called(session, tenant_id, search) if search else []
+    shown = dict.fromkeys([*called, *(f"{key.name} ({key.key_id})" for key in keys)])
+    return FilterChoices(tuple(each.name for each in adapters), tuple(shown))
+
+
+async def keys_called(session: AsyncSession, tenant_id: UUID, typed: str) -> list[str]:
+    """Return the keys of this id, or of this name, at most two, as `filter_choices` writes them."""
+    own = ApiKey.tenant_id == tenant_id, ApiKey.kind == "key"
+    query = select(ApiKey.name, ApiKey.key_id).where(*own).limit(2)
+    for found in (ApiKey.key_id == key_id_of(typed), ApiKey.name == typed):
+        if rows := (await session.execute(query.where(found))).all():
+            return [f"{name} ({key_id})" for name, key_id in rows]
+    return []
+
+
+async def key_names(session: AsyncSession, tenant_id: UUID, groups: Sequence[UsageGroup]) -> dict[str, str]:
+    """Return the names of the keys of these groups by their public ids."""
+    ids = {each.name for each in groups if each.name is not None}
+    return await QuotaRepository(session, tenant_id).key_names(ids)
+
+
+async def had_adapter(session: AsyncSession, tenant_id: UUID, name: str) -> bool:
+    """Return whether the tenant has an adapter of this name, or had one: its usage stays."""
+    own = Adapter.tenant_id == tenant_id, Adapter.name == name
+    return await session.scalar(select(Adapter.id).where(*own).limit(1)) is not None
+
+
+def key_id_of(choice: str) -> str:
+    """Return the public id in `name (id)`; another text is an id itself."""
+    return choice.rpartition(" (")[2].removesuffix(")")
 
 
 async def report(session: AsyncSession, filters: UsageFilters, own_currency: str) -> UsageReport:

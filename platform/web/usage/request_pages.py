@@ -19,6 +19,7 @@ from loraplex.platform.web.console.limit_units import unit_of
 from loraplex.platform.web.console.page import PageRequest, opens
 from loraplex.platform.web.usage import queries as usage
 from loraplex.platform.web.usage import request_queries as requests
+from loraplex.platform.web.usage.choice_pages import with_choices
 from loraplex.platform.web.usage.documents import SpanDocument
 from loraplex.tenants.errors import RequestNotFound
 from loraplex.tenants.scopes import USAGE_READ
@@ -90,6 +91,7 @@ async def list_requests(page: Reader) -> Response:
             await page.query(requests.find, page.tenant_id, asked)
             return redirect(page.http, path_of("requests", asked))
     try:
+        form = await with_choices(page, form)
         filters = _filters(form, page)
     except FormInvalid as invalid:
         filters, errors = requests.Filters(), invalid.errors
@@ -167,7 +169,7 @@ def _filters(form: Form, page: PageRequest) -> requests.Filters:
     return requests.Filters(
         adapter=adapter if adapter and adapter != base_model else None,
         base_model=base_model if adapter == base_model else None,
-        key_id=form.text("key") or None,
+        key_id=usage.key_id_of(form.text("key")) or None,
         outcome=outcome if outcome in requests.OUTCOME_NAMES else None,
         session=chosen_session(page.dependencies.derive_key, page.tenant_id, session) if session else None,
         start=start if form.text("from") else None,

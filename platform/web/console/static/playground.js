@@ -309,7 +309,7 @@ function restore() {
     if (field.id === "tools") showTools();
   }
   // A model that is gone leaves nothing chosen.
-  for (const select of models) select.selectedIndex = Math.max(0, select.selectedIndex);
+  for (const select of models) if ("selectedIndex" in select) select.selectedIndex = Math.max(0, select.selectedIndex);
   for (const turn of kept.turns) add(turn);
   const last = state.turns.at(-1);
   if (last?.kind === "answers") ended(last);

@@ -35,6 +35,7 @@ READ: Final = {
     "/console/keys": "keys:write",
     "/console/requests": "usage:read",
     "/console/usage": "usage:read",
+    "/console/choices": "usage:read",
     "/console/limits": "usage:read",
     "/console/billing": "billing:read",
     "/console/webhooks": "billing:read",

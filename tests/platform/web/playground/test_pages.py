@@ -8,6 +8,7 @@ from tests.platform.web.playground.test_queries import FOR_ALL, tenant_with_pira
 
 from loraplex.platform.errors import WorkersUnavailable
 from loraplex.platform.web.console_app import ConsoleOptions, add_console
+from loraplex.platform.web.playground import pages as playground_pages
 from loraplex.tenants.billing.rate_cards import RateCards
 
 PLAYGROUND = "/console/playground"
@@ -113,3 +114,15 @@ async def test_a_schema_from_another_site_is_not_read(signed_in: SignedIn) -> No
     browser = await signed_in("developer")
     for headers in ({}, {"x-csrf-token": "of another session"}):
         assert (await browser.post(SCHEMA, {"schema": "{}"}, **headers)).status_code == 403
+
+
+async def test_where_not_all_models_fit_any_name_may_be_typed(
+    console: Console, signed_in: SignedIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await harbor(console)
+    monkeypatch.setattr(playground_pages, "MAX_LISTED", 3)
+    page = await (await signed_in("developer")).page(f"{PLAYGROUND}?model=coral")
+    field = page.find("input#model-a[data-given]").attributes
+    assert (field["value"], field["list"]) == ("coral", "models")
+    option = page.find("#models option[value=pirate]").attributes
+    assert option["data-prompt"] == "100000" and len(page.all("datalist")) == 1
