@@ -1,10 +1,10 @@
 """The audit log of a tenant and of the installation: `/console/audit`, `/operator/console/audit`. Invariant: it reads only."""
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 from fastapi import APIRouter
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.web.audit.queries import named_entries
+from loraplex.platform.web.audit.queries import named_target, names_in
 from loraplex.platform.web.console.addresses import link, query_form
 from loraplex.platform.web.console.forms import Entered
 from loraplex.platform.web.console.page import PageRequest, opens, opens_operator
@@ -31,7 +31,6 @@ PLACE: Final = "after"
 EXPORT_BATCH: Final = 500
 MAX_VALUE: Final = 2000
 """Characters of one value that a page shows."""
-EntryT = TypeVar("EntryT", bound=OperatorAuditDocument)
 
 router = APIRouter()
 
@@ -90,10 +89,12 @@ def json_line(entry: OperatorAuditDocument) -> bytes:
 
 async def _show(page: PageRequest) -> Response:
     given, path, part = _given(page.http), page.http.url.path, page.part(BY_ID, parameter=PLACE)
-    found = await _entries(page, named_entries, _filter(given), part.after, part.fetch)
+    found = await _entries(page, _filter(given), part.after, part.fetch)
     return page.show(
         "audit/audit.html",
         entries=page.rows(part, found, parameter=PLACE),
+        names=await page.query(names_in, found),
+        named_target=named_target,
         changed_fields=changed_fields,
         form=Entered(given),
         export=link(f"{path}/export", given),
@@ -110,23 +111,19 @@ def _export(page: PageRequest) -> Response:
 
 
 async def _lines(page: PageRequest, chosen: AuditFilter) -> AsyncIterator[bytes]:
-    found = await _entries(page, audit_entries, chosen, None, EXPORT_BATCH)
+    found = await _entries(page, chosen, None, EXPORT_BATCH)
     yield b"".join(map(json_line, found))
     while len(found) == EXPORT_BATCH:
-        found = await _entries(page, audit_entries, chosen, found[-1].id, EXPORT_BATCH)
+        found = await _entries(page, chosen, found[-1].id, EXPORT_BATCH)
         yield b"".join(map(json_line, found))
 
 
 async def _entries(
-    page: PageRequest,
-    find: Callable[..., Awaitable[list[EntryT]]],
-    chosen: AuditFilter,
-    after: UUID | None,
-    limit: int,
-) -> list[EntryT]:
+    page: PageRequest, chosen: AuditFilter, after: UUID | None, limit: int
+) -> list[OperatorAuditDocument]:
     tenant_id = page.session.tenant_id
     return await page.query(
-        find,
+        audit_entries,
         tenant_id,
         chosen.equal,
         after,
