@@ -57,7 +57,7 @@ MEANINGS: Final = {
     INFERENCE: "ask models, and count tokens",
     ADAPTERS_READ: "see adapters, their versions, aliases and evaluations",
     ADAPTERS_WRITE: "upload and delete adapters, move aliases, evaluate",
-    KEYS_WRITE: "create, change, rotate and revoke keys, which get no more than this one has",
+    KEYS_WRITE: "manage keys that have no more scopes than this one",
     USAGE_READ: "see usage, requests and limits",
     BILLING_READ: "see prices, credits, invoices and webhooks",
     TENANT_ADMIN: "all of these, and people, webhooks, the data policy and the audit log",

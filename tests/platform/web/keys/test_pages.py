@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text
 from tests.platform.web.browser import Browser, Console, Page, SignedIn
+from tests.platform.web.console.chromium import accessible, watched_page
 from tests.platform.web.limits.test_queries import CountingAdmissions
 from tests.platform.web.observed_tenant import observed_tenant
 from tests.platform.web.overview.test_pages import counters
@@ -308,14 +309,19 @@ async def test_a_rotation_or_revocation_that_is_sent_twice_runs_once(
     assert [action for action, _ in await actions(console)] == ["key.rotate", "key.create", "key.revoke"]
 
 
-async def test_a_thousand_keys_are_searched_and_paged(console: Console, signed_in: SignedIn) -> None:
+async def thousand_keys(console: Console, signed_in: SignedIn) -> Browser:
+    """An admin whose tenant has the keys `App 1` to `App 1000`."""
     browser = await signed_in()
-    tenant_id = browser.session.tenant_id
     statement = """INSERT INTO api_keys (id, tenant_id, key_id, environment, name, secret_sha256, scopes)
         SELECT gen_random_uuid(), :tenant_id, 'key' || lpad(n::text, 13, '0'), 'live', 'App ' || n,
             sha256(n::text::bytea), '{inference}' FROM generate_series(1, 1000) AS n"""
     async with console.database.as_operator() as session:
-        await session.execute(text(statement), {"tenant_id": tenant_id})
+        await session.execute(text(statement), {"tenant_id": browser.session.tenant_id})
+    return browser
+
+
+async def test_a_thousand_keys_are_searched_and_paged(console: Console, signed_in: SignedIn) -> None:
+    browser = await thousand_keys(console, signed_in)
     page = await browser.page("/console/keys?size=25")
     assert len(page.all("main tbody tr")) == 25
     sizes = {link.text(): link.attributes["href"] for link in page.all("[aria-label='Rows of a page'] a")}
@@ -340,3 +346,19 @@ async def test_a_thousand_keys_are_searched_and_paged(console: Console, signed_i
         assert unknown.status_code == 422 and "There is no adapter “nobody”." in unknown.text
     sent = "/console/limits/edit?subject=key:App+5+(key0000000000005)"
     assert (await browser.get(sent)).headers["location"] == "/console/limits/keys/key0000000000005"
+
+
+async def test_a_field_asks_for_matches_as_one_types(console: Console, signed_in: SignedIn) -> None:
+    browser = await thousand_keys(console, signed_in)
+    async with watched_page(console, browser) as page:
+        await page.goto("/console/requests")
+        match = page.locator("#key-choices option[value='App 777 (key0000000000777)']")
+        assert await match.count() == 0
+        await page.get_by_label("Key", exact=True).press_sequentially("app 777")
+        await match.wait_for(state="attached")
+        await accessible(page)
+        await page.goto("/console/keys/new")
+        scopes = page.get_by_role("group", name="Scopes")
+        assert not await scopes.is_visible()
+        await page.get_by_label("Custom").check()
+        assert await scopes.is_visible()

@@ -77,7 +77,7 @@ async def test_the_first_person_is_invited_from_the_tenants_page(
 ) -> None:
     tenant_id = await console.tenant("harbor")
     browser, address = await signed_in("operator"), f"{AREA}/tenants/{tenant_id}"
-    assert "People0; 0 invited" in (await browser.page(address)).text
+    assert "People0 joined, 0 invited" in (await browser.page(address)).text
     refused = Page(await browser.submit(address, f"{address}/people", {"email": "nobody"}))
     assert refused.response.status_code == 422 and refused.find("#email-e")
     shown = Page(await browser.submit(address, f"{address}/people", {"email": "mira@harbor.example"}))
@@ -87,7 +87,7 @@ async def test_the_first_person_is_invited_from_the_tenants_page(
     accepting = await console.browser()
     page = Page(await accepting.get(link.removeprefix("http://console.test")))
     assert "mira@harbor.example" in page.response.text and "harbor" in page.response.text
-    assert "People0; 1 invited" in (await browser.page(address)).text
+    assert "People0 joined, 1 invited" in (await browser.page(address)).text
     assert await actions(console) == ["user.invite"]
     missing = await browser.post(f"{AREA}/tenants/{uuid4()}/people", {"csrf": browser.session.csrf_token})
     assert missing.status_code in (403, 404)
