@@ -40,7 +40,7 @@ async def report_usage(request: Reader) -> Response:
 
 @router.get("/requests", **listed(RequestDocument, REQUEST_FILTERS))
 async def list_requests(request: Reader) -> Response:
-    """Finished requests, newest first. A page of a filtered listing may be short, or empty, and have a next one."""
+    """Finished requests, and those of the last day that were refused, newest first. A page of a filtered listing may be short, or empty, and have a next one."""
     page = request.page(BY_ID, REQUEST_FILTERS)
     session_of = partial(chosen_session, request.dependencies.derive_key, request.tenant_id)
     filters = request_filters(page.filters, request.dependencies.served_model_name, session_of)
@@ -49,7 +49,7 @@ async def list_requests(request: Reader) -> Response:
 
 @router.get("/requests/{request_id}", responses=documented(response=RequestDetailDocument))
 async def get_request(request: Reader, request_id: str) -> Response:
-    """A finished request by its id, or by the `x-request-id` of its response; of several, the newest."""
+    """A finished or refused request by its id, or by the `x-request-id` of its response; of several, the newest."""
     return await request.read(requests.detail, request.tenant_id, request_id)
 
 
