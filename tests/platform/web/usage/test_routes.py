@@ -284,7 +284,7 @@ async def test_csv_has_all_rows_of_the_range(reader: Reader, monkeypatch: pytest
     assert response.headers["content-type"].startswith("text/csv")
     rows = [*csv.DictReader(io.StringIO(response.text))]
     listed = (await reader.ok("usage", query))["data"]
-    assert [*rows[0]] == ["start", "adapter", "key_id", *SUMS, "currency"]
+    assert [*rows[0]] == ["start", "adapter", "key_id", *SUMS, "currency", "key_name", "amount"]
     assert [{name: row[name] for name in ROW} for row in rows] == [
         {name: str(value) for name, value in row.items()} for row in listed
     ]
