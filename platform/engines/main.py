@@ -31,6 +31,7 @@ from loraplex.platform.engines.spawn_messages import (
 )
 from loraplex.platform.engines.start_progress import reporting_progress
 from loraplex.platform.processes.gc_tuning import freeze_gc, paused_gc
+from loraplex.platform.processes.log_files import also_log_to
 from loraplex.platform.processes.logs import configure_logs
 from loraplex.platform.processes.parent_death import die_at_end_of_input, die_with_parent
 
@@ -60,6 +61,8 @@ def main() -> None:
     die_with_parent(spawn.parent_pid)
     die_at_end_of_input(sys.stdin.fileno())
     configure_logs(spawn.log_level)
+    if spawn.data_dir is not None:
+        also_log_to(Path(spawn.data_dir), "engine")
     if spawn.processors:
         # Before torch is imported: its threads, and how many there are, follow from it.
         os.sched_setaffinity(0, spawn.processors)

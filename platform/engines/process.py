@@ -68,6 +68,7 @@ class EngineProcessOptions:
     start_silence_s: float = 60.0
     drain_s: float = 30.0
     log_level: str = "info"
+    data_dir: str | None = None
     place: EnginePlace = WHOLE_MACHINE
 
 
@@ -170,6 +171,7 @@ class EngineProcess:
             processors=self._options.place.processors,
             drain_s=self._options.drain_s,
             log_level=self._options.log_level,
+            data_dir=self._options.data_dir,
         )
         if process.stdin is None:
             raise EngineStartFailed("the engine process has no standard input")

@@ -16,7 +16,7 @@ from loraplex.engine.messages import EngineInfo
 class SpawnRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine process runs. `fake` replaces the model with a script, for fault injection. `drain_s` bounds the drain.
 
-    `processors`: the logical ones that it may use; all where none is named.
+    `processors`: the logical ones that it may use; all where none is named. `data_dir`: has its log file; None: it has none.
     """
 
     address: str
@@ -26,6 +26,7 @@ class SpawnRequest(msgspec.Struct, frozen=True, kw_only=True):
     processors: frozenset[int] = frozenset()
     drain_s: float = 30.0
     log_level: str = "info"
+    data_dir: str | None = None
 
 
 class Stage(msgspec.Struct, frozen=True, tag="stage"):

@@ -112,6 +112,7 @@ def _options(settings: Settings, model: str, address: str) -> EngineProcessOptio
         start_timeout_s=settings.engine_start_timeout_s,
         drain_s=settings.drain_s,
         log_level=settings.log_level,
+        data_dir=str(settings.data_dir),
     )
 
 

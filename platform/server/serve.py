@@ -22,6 +22,7 @@ from loraplex.platform.engines.attached_engines import is_pattern
 from loraplex.platform.engines.startup import OnStage, StartingEngines, open_lone_engine, start_engines
 from loraplex.platform.processes.environment import ray_requires_tokens
 from loraplex.platform.processes.gc_tuning import freeze_gc, paused_gc
+from loraplex.platform.processes.log_files import also_log_to
 from loraplex.platform.processes.progress import shown_progress
 from loraplex.platform.server.certificate import read_certificate
 from loraplex.platform.server.connection_limiter import reserve_descriptors
@@ -144,6 +145,7 @@ def _require_model(model: str) -> None:
 async def _serve_engine(settings: Settings, shutdown: Shutdown) -> None:
     address = settings.engine[0]
     model = await _model(settings)
+    also_log_to(settings.data_dir, "supervisor")
     async with AsyncExitStack() as stack:
         on_stage = stack.enter_context(shown_progress())
         engine = await open_lone_engine(settings, model, address, stack, on_stage)
@@ -171,6 +173,7 @@ async def _serve_gateway(settings: Settings, shutdown: Shutdown, *, accept_new_s
         if ANY_ORIGIN in settings.allowed_origins:
             LOG.warning(EVERY_ORIGIN)
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        also_log_to(settings.data_dir, "gateway")
         model = None if settings.role == "gateway" else await _model(settings)
         async with AsyncExitStack() as stack:
             on_stage = stack.enter_context(shown_progress())
