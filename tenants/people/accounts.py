@@ -140,5 +140,15 @@ async def demo_link(uow: UnitOfWork, tenant_id: UUID) -> str:
         return await links.issue(uow.session, "demo", user_id, expires_at)
 
 
+async def sign_in_link(uow: UnitOfWork, email: str) -> str:
+    """Return the token of a link that signs a person in once, within an hour; earlier ones end. Raises `UserNotFound`."""
+    user = await users.get(uow.session, email)
+    expires_at = datetime.now(UTC) + FIRST_RUN_LIFETIME
+    async with writing(uow.session):
+        token = await links.issue(uow.session, "demo", user.id, expires_at)
+    await uow.audit.record("user.sign_in_link", _target(user.id), None, {"expires_at": expires_at})
+    return token
+
+
 def _target(user_id: UUID) -> str:
     return f"users/{user_id}"

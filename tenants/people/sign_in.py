@@ -47,9 +47,9 @@ async def find_link(database: Database, token: str, *, now: datetime | None = No
 
 
 async def use_link(
-    database: Database, token: str, client: Client, *, now: datetime | None = None
+    database: Database, token: str, client: Client, *, area: Area | None = None, now: datetime | None = None
 ) -> SignedIn:
-    """Sign in by the link that the demo printed; it works once. Raises `LinkNotValid`, also for links of other purposes, which
+    """Sign in by the link that the demo or `loraplex open` printed; it works once. Raises `LinkNotValid`, also for links of other purposes, which
     are not used up.
     """
     time = now or datetime.now(UTC)
@@ -61,4 +61,4 @@ async def use_link(
             credentials = await users.credentials_of(uow.session, link.email or "")
         if credentials is None or credentials.is_disabled:
             raise LinkNotValid("the account of this link is disabled")
-        return await open_session(uow, credentials, client, now=time)
+        return await open_session(uow, credentials, client, area=area, now=time)

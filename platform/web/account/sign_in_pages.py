@@ -31,7 +31,7 @@ from loraplex.tenants.errors import (
 from loraplex.tenants.people import sessions
 from loraplex.tenants.people.codes import recovery_code
 from loraplex.tenants.people.own_account import protection
-from loraplex.tenants.people.sessions import SignedIn
+from loraplex.tenants.people.sessions import Area, SignedIn
 from loraplex.tenants.people.sign_in import find_link, sign_in, use_link
 from loraplex.tenants.people.sign_up import is_open
 
@@ -125,7 +125,7 @@ async def _by_link(page: OpenPage, token: str) -> Response:
     try:
         if (await find_link(database, token)).purpose != "demo":
             return await show_link(page, token)
-        return page.enter(await use_link(database, token, page.client))
+        return page.enter(await use_link(database, token, page.client, area=_area(page)))
     except LinkNotValid:
         return _show_form(page, Entered(errors={"": USED_UP}), status=404)
 
@@ -138,8 +138,12 @@ async def _sign_in(page: OpenPage, pair: Pair, code: str | None) -> SignedIn:
         code,
         page.client,
         derive_key=page.dependencies.derive_key,
-        area="operator" if area_of(page.http) == "operator" else None,
+        area=_area(page),
     )
+
+
+def _area(page: OpenPage) -> Area | None:
+    return "operator" if area_of(page.http) == "operator" else None
 
 
 def _show_form(

@@ -141,6 +141,13 @@ ALL: Final = (
         refused_command=lambda world: world.command("user", "reset", "nonsense"),
     ),
     UseCase(
+        function=accounts.sign_in_link,
+        entries=("user.sign_in_link",),
+        given=_members,
+        command=lambda world: world.command("open", "--user", EVE),
+        refused_command=lambda world: world.command("open", "--user", "nonsense"),
+    ),
+    UseCase(
         function=accounts.disable_user,
         entries=("user.disable", "session.end_all"),
         given=_members,
