@@ -10,9 +10,7 @@ import typer
 
 from loraplex.platform.cli.command_context import DataDir, async_command
 from loraplex.platform.cli.output import AsJson, print_document, print_rows
-from loraplex.platform.cli.remote_server import open_server, problem_of, read_key
-from loraplex.platform.config import load_settings
-from loraplex.platform.server.gateway_address import running_gateways
+from loraplex.platform.cli.remote_server import open_server, problem_of, read_key, server_url
 from loraplex.platform.startup_errors import RequestFailed
 
 app = typer.Typer(name="engine", help="Engines of a running server.", no_args_is_help=True)
@@ -83,13 +81,7 @@ async def drain(
 @asynccontextmanager
 async def _server(url: str | None, key: str, data_dir: Any) -> AsyncIterator[httpx.AsyncClient]:
     """Open the operator API. Raises `RequestFailed` where no server runs on the data directory."""
-    if url is None:
-        folder = load_settings({"data_dir": data_dir}).data_dir
-        running = running_gateways(folder)
-        if not running:
-            raise RequestFailed(f"no server runs on the data directory {folder}: name one with --url")
-        url = running[0].base_url
-    async with open_server(url, read_key(key), "operator/v1") as server:
+    async with open_server(server_url(url, data_dir), read_key(key), "operator/v1") as server:
         yield server
 
 

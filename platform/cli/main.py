@@ -11,6 +11,9 @@ from typer.main import get_command
 # Name -> (module of this package and its attribute, one line of help).
 COMMANDS: Final = {
     "serve": ("serve:serve_command", "Serve a base model and its tenants' adapters."),
+    "chat": ("chat:chat_command", "Chat with the base model or an adapter of a running server."),
+    "open": ("open:open_command", "Open the console, signed in by a link that works once."),
+    "logs": ("logs:logs_command", "Print the log lines of the processes that serve."),
     "tour": (
         "tour:tour_command",
         "Try nine claims on the running demo, each with the request that repeats it.",

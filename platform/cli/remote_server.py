@@ -3,12 +3,15 @@
 import ipaddress
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Final
 
 import httpx
 import typer
 
-from loraplex.platform.startup_errors import SettingsError
+from loraplex.platform.config import load_settings
+from loraplex.platform.server.gateway_address import running_gateways
+from loraplex.platform.startup_errors import RequestFailed, SettingsError
 from loraplex.tenants.api_keys.key_format import parse_key
 from loraplex.tenants.errors import MalformedKey
 
@@ -19,6 +22,17 @@ TIMEOUT_S: Final = 120.0
 def read_key(key: str) -> str:
     """Return the key; `-` reads it from standard input, since arguments are visible to other users of the machine."""
     return typer.get_text_stream("stdin").readline().strip() if key == "-" else key
+
+
+def server_url(url: str | None, data_dir: Path | None) -> str:
+    """Return the given address, else that of the server on the data directory. Raises `RequestFailed` where none runs."""
+    if url is not None:
+        return url
+    folder = load_settings({"data_dir": data_dir}).data_dir
+    running = running_gateways(folder)
+    if not running:
+        raise RequestFailed(f"no server runs on the data directory {folder}: name one with --url")
+    return running[0].base_url
 
 
 @asynccontextmanager
