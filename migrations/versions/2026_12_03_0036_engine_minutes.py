@@ -15,18 +15,7 @@ CREATE TABLE engine_minutes (
     minute timestamptz NOT NULL,
     gateway uuid NOT NULL,
     number integer NOT NULL,
-    host text NOT NULL,
-    address text NOT NULL,
-    prompt_tokens bigint NOT NULL,
-    generation_tokens bigint NOT NULL,
-    running integer NOT NULL,
-    waiting integer NOT NULL,
-    referenced_blocks bigint NOT NULL,
-    total_blocks bigint NOT NULL,
-    device_adapters integer NOT NULL,
-    host_adapters integer NOT NULL,
-    ttft_buckets bigint[] NOT NULL,
-    gap_buckets bigint[] NOT NULL,
+    seen jsonb NOT NULL,
     CONSTRAINT pk_engine_minutes PRIMARY KEY (minute, gateway, number)
 )
 """

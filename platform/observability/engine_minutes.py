@@ -5,7 +5,7 @@ Invariant: a minute of an engine that did not answer in it is missing, never zer
 
 import socket
 from collections import defaultdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
@@ -16,6 +16,7 @@ from loraplex.tenants.engine_minutes.records import EngineMinute
 from loraplex.tenants.ledger.histograms import BUCKETS, GAP_BOUNDS_MS, TTFT_BOUNDS_MS, bucket_of
 
 PEAKS: Final = ("running", "waiting", "referenced_blocks", "total_blocks")
+MINUTE: Final = timedelta(minutes=1)
 COUNTERS: Final = ("prompt_tokens", "generation_tokens")
 
 
@@ -46,6 +47,9 @@ class EngineMinutes:
         """Look at the engines, and return the minute that has ended since the last look, if one has."""
         minute = now.replace(second=0, microsecond=0)
         ended = [] if self._minute in (None, minute) else self._close(self._minute)
+        if self._minute is not None and minute - self._minute > MINUTE:
+            # What engines counted in a minute without a look belongs to no other one.
+            self._before = {}
         self._minute = minute
         for number, engine in self._engines.observed().items():
             stats = engine.last_stats

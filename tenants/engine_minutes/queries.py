@@ -16,8 +16,10 @@ async def engine_minutes(
 ) -> Mapping[tuple[str, str], Mapping[datetime, EngineMinute]]:
     """Return the minutes from `since` on, by the host and the address of the engine."""
     found: dict[tuple[str, str], dict[datetime, EngineMinute]] = defaultdict(dict)
-    query = select(EngineMinuteRow).where(EngineMinuteRow.minute >= since).order_by(EngineMinuteRow.minute)
-    for row in await session.scalars(query):
-        seen, own = EngineMinute.model_validate(row), found[row.host, row.address]
-        own[seen.minute] = own[seen.minute].joined(seen) if seen.minute in own else seen
+    query = (
+        select(EngineMinuteRow.seen).where(EngineMinuteRow.minute >= since).order_by(EngineMinuteRow.minute)
+    )
+    for minute in map(EngineMinute.model_validate, await session.scalars(query)):
+        own = found[minute.host, minute.address]
+        own[minute.minute] = own[minute.minute].joined(minute) if minute.minute in own else minute
     return found

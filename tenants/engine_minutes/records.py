@@ -34,11 +34,6 @@ class EngineMinute(Record):
     ttft_buckets: tuple[int, ...] = EMPTY
     gap_buckets: tuple[int, ...] = EMPTY
 
-    @property
-    def kv_percent(self) -> int:
-        """The part of the KV blocks that sequences referenced."""
-        return self.referenced_blocks * 100 // max(self.total_blocks, 1)
-
     def joined(self, other: Self) -> Self:
         """The same minute as two gateways saw it, each with its own requests."""
         most = {

@@ -10,5 +10,14 @@ from loraplex.tenants.models import EngineMinuteRow
 
 
 async def keep(session: AsyncSession, minutes: Sequence[EngineMinute]) -> None:
-    """Write minutes, as an operator."""
-    await session.execute(insert(EngineMinuteRow), [each.model_dump() for each in minutes])
+    """Write minutes, as an operator. Of a minute that a clock has twice, the first stays."""
+    rows = [
+        {
+            "minute": each.minute,
+            "gateway": each.gateway,
+            "number": each.number,
+            "seen": each.model_dump(mode="json"),
+        }
+        for each in minutes
+    ]
+    await session.execute(insert(EngineMinuteRow).on_conflict_do_nothing(), rows)

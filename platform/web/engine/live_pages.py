@@ -5,7 +5,7 @@ of the engine's host have written.
 """
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from loraplex.platform.web.console.charts import ChartRow, named
+from loraplex.platform.web.console.charts import named
 from loraplex.platform.web.console.page import PageRequest, opens_operator
 from loraplex.platform.web.engine.queries import EngineState, engine_states
 from loraplex.tenants.engine_minutes.queries import engine_minutes
@@ -22,21 +22,24 @@ from loraplex.tenants.engine_minutes.records import EngineMinute, gap_ms, ttft_m
 Operator = Annotated[PageRequest, opens_operator()]
 LIVE: Final = "/operator/console/live"
 MINUTE: Final = timedelta(minutes=1)
+SECONDS: Final = 60
+TENTHS: Final = 10
 SHOWN: Final = 60
 """Minutes, which have ended."""
-COLUMNS: Final = (
-    "Generated, tokens/s",
-    "Prompt, tokens/s",
-    "Rows",
-    "Queue",
-    "KV, %",
-    "On the device",
-    "In host memory",
-    "First token p50, ms",
-    "First token p95, ms",
-    "Between tokens p50, ms",
-    "Between tokens p95, ms",
+COLUMNS: Final[Sequence[tuple[str, int, Callable[[EngineMinute], int | None]]]] = (
+    ("Generated, tokens/s", TENTHS, lambda each: round(each.generation_tokens * TENTHS / SECONDS)),
+    ("Prompt, tokens/s", TENTHS, lambda each: round(each.prompt_tokens * TENTHS / SECONDS)),
+    ("Rows", 1, lambda each: each.running),
+    ("Queue", 1, lambda each: each.waiting),
+    ("KV, %", TENTHS, lambda each: round(each.referenced_blocks * 100 * TENTHS / max(each.total_blocks, 1))),
+    ("On the device", 1, lambda each: each.device_adapters),
+    ("In host memory", 1, lambda each: each.host_adapters),
+    ("First token p50, ms", 1, lambda each: ttft_ms([each], 50)),
+    ("First token p95, ms", 1, lambda each: ttft_ms([each], 95)),
+    ("Between tokens p50, ms", 1, lambda each: gap_ms([each], 50)),
+    ("Between tokens p95, ms", 1, lambda each: gap_ms([each], 95)),
 )
+"""Of the table: the head, into how many parts a unit is divided, and the number of a minute in such parts."""
 
 router = APIRouter()
 
@@ -46,6 +49,7 @@ class LiveEngine:
     """An engine by its host and its address. `state` None: this gateway does not watch it. `minutes`: those of the hour it served."""
 
     host: str
+    address: str
     number: int
     state: EngineState | None
     minutes: Mapping[datetime, EngineMinute]
@@ -53,30 +57,25 @@ class LiveEngine:
     @property
     def key(self) -> str:
         """What the page's address names it by."""
-        return f"{self.number}@{self.host}"
-
-    def ttft_ms(self, percent: int) -> int | None:
-        """Of the hour."""
-        return ttft_ms(self.minutes.values(), percent)
-
-    def gap_ms(self, percent: int) -> int | None:
-        """Of the hour."""
-        return gap_ms(self.minutes.values(), percent)
+        return f"{self.host} {self.address}"
 
 
 @router.get(LIVE)
 async def show_live(page: Operator) -> Response:
-    now = datetime.now(UTC)
-    engines = await _engines(page, now - SHOWN * MINUTE)
+    end = datetime.now(UTC).replace(second=0, microsecond=0)
+    starts = [end - back * MINUTE for back in range(1, SHOWN + 1)]
+    engines = await _engines(page, starts[-1])
     asked, part = (page.http.query_params.get(name) for name in ("engine", "part"))
     engine = next((each for each in engines if each.key == asked), engines[0] if engines else None)
+    hour = () if engine is None else engine.minutes.values()
     context: dict[str, Any] = {
         "engines": engines,
         "engine": engine,
         "hosts": len({each.host for each in engines}),
-        "model": page.dependencies.engine.info(),
-        "column_names": COLUMNS,
-        "rows": () if engine is None else _rows(engine, now),
+        "ttft": [ttft_ms(hour, percent) for percent in (50, 95)],
+        "gap": [gap_ms(hour, percent) for percent in (50, 95)],
+        "column_heads": COLUMNS,
+        "rows": [] if engine is None else [(start, _numbers(engine.minutes.get(start))) for start in starts],
     }
     if part in ("now", "minutes"):
         return page.fragment("engine/live.html", part, **context)
@@ -88,38 +87,16 @@ async def _engines(page: PageRequest, since: datetime) -> Sequence[LiveEngine]:
     host, states = socket.gethostname(), await engine_states(page.dependencies.engine, datetime.now(UTC))
     minutes = dict(await page.query(engine_minutes, since))
     own = [
-        LiveEngine(host, each.number, each, minutes.pop((host, each.address or ""), {})) for each in states
+        LiveEngine(host, address, each.number, each, minutes.pop((host, address), {}))
+        for each in states
+        for address in [each.address or ""]
     ]
     others = [
-        LiveEngine(of_host, newest.number, None, found)
-        for (of_host, _), found in sorted(minutes.items())
-        for newest in [found[max(found)]]
+        LiveEngine(*key, found[max(found)].number, None, found) for key, found in sorted(minutes.items())
     ]
     return [*own, *others]
 
 
-def _rows(engine: LiveEngine, now: datetime) -> list[ChartRow]:
-    """A row of the table for each minute that has ended, the newest first."""
-    end = now.replace(second=0, microsecond=0)
-    starts = [end - back * MINUTE for back in range(1, SHOWN + 1)]
-    return [ChartRow(start, _values(engine.minutes.get(start)), goes_on=False) for start in starts]
-
-
-def _values(minute: EngineMinute | None) -> tuple[int | None, ...]:
-    """The columns of the table, in their order."""
-    if minute is None:
-        return (None,) * len(COLUMNS)
-    of = [minute]
-    return (
-        round(minute.generation_tokens / MINUTE.total_seconds()),
-        round(minute.prompt_tokens / MINUTE.total_seconds()),
-        minute.running,
-        minute.waiting,
-        minute.kv_percent,
-        minute.device_adapters,
-        minute.host_adapters,
-        ttft_ms(of, 50),
-        ttft_ms(of, 95),
-        gap_ms(of, 50),
-        gap_ms(of, 95),
-    )
+def _numbers(minute: EngineMinute | None) -> Sequence[int | None]:
+    """The numbers of a row; None for all of a minute that is missing."""
+    return [None if minute is None else number(minute) for _, _, number in COLUMNS]

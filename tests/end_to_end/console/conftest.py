@@ -148,7 +148,8 @@ class Watched:
             self.page.set_viewport_size({"width": width, "height": 800})
             self.check_room()
             for scheme in get_args(Scheme):
-                self.page.emulate_media(color_scheme=scheme)
+                # A theme that fades in has other colours for a moment.
+                self.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
                 self.check_access()
         self.page.set_viewport_size(size)
 

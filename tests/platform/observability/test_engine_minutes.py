@@ -47,7 +47,12 @@ def test_a_minute_has_what_grew_in_it_and_the_most_of_the_rest() -> None:
     minutes.observe(ended(None, None, []))
     [minute] = minutes.sample(START + MINUTE)
     assert minute.minute == START.replace(second=0)
-    assert (minute.generation_tokens, minute.running, minute.waiting, minute.kv_percent) == (600, 7, 2, 50)
+    assert (minute.generation_tokens, minute.running, minute.waiting, minute.referenced_blocks) == (
+        600,
+        7,
+        2,
+        5,
+    )
     assert minute.device_adapters == 1 and sum(minute.ttft_buckets) == 4 and sum(minute.gap_buckets) == 12
     median, slowest = ttft_ms([minute], 50), ttft_ms([minute], 95)
     assert median is not None and 150 <= median <= 250 and slowest is not None and 2500 <= slowest <= 5000
@@ -58,6 +63,12 @@ def test_a_minute_has_what_grew_in_it_and_the_most_of_the_rest() -> None:
     assert restarted.generation_tokens == 0 and ttft_ms([restarted], 50) is None
     [after] = minutes.sample(START + 3 * MINUTE)
     assert after.generation_tokens == 40
+    answers(watched, generation_tokens=900)
+    minutes.sample(START + 6 * MINUTE)
+    answers(watched, generation_tokens=950)
+    minutes.sample(START + 6 * MINUTE + timedelta(seconds=9))
+    [late] = minutes.sample(START + 7 * MINUTE)
+    assert late.generation_tokens == 50
 
 
 def test_a_minute_without_an_answer_is_missing() -> None:

@@ -51,7 +51,7 @@ function colour(name) {
 /** Write a value; `digits` are those of an amount of money. @param {HTMLElement} figure @param {number} value @param {number} digits */
 function write(figure, value, digits) {
   const { prefix = "", unit = "", scale = "1" } = figure.dataset;
-  const shown = prefix ? digits : 0;
+  const shown = prefix || scale !== "1" ? digits : 0;
   const amount = (value / Number(scale)).toLocaleString("en", { minimumFractionDigits: shown, maximumFractionDigits: shown });
   return `${prefix}${amount}${unit && "\u00a0" + unit}`;
 }

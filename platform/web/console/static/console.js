@@ -37,20 +37,20 @@ $.addEventListener("click", async (event) => {
   if (close !== undefined) button.closest("dialog")?.close();
 });
 
-/** Says above `main` that the server does not answer; "" once it does. @param {string} text */
-function away(text) {
-  $.getElementById("away")?.remove();
+/** Says in the dialog or above `main` that the server does not answer; "" once it does. @param {"unsent" | "stale"} id @param {string} text */
+function away(id, text) {
+  $.getElementById(id)?.remove();
   if (!text) return;
   const note = $.createElement("p");
-  Object.assign(note, { id: "away", className: "note bad", role: "alert", textContent: text });
-  $.querySelector("dialog[open], main")?.prepend(note);
+  Object.assign(note, { id, className: "note bad", role: "alert", textContent: text });
+  ($.querySelector("dialog[open]") ?? $.querySelector("main"))?.prepend(note);
 }
 
 /** @type {HTMLElement?} The button whose form is sent. */
 let sending = null;
 $.addEventListener("submit", async (event) => {
   const button = event.submitter, form = /** @type {HTMLFormElement} */ (event.target);
-  if (!button || event.defaultPrevented) return;
+  if (!button || event.defaultPrevented || form.method === "dialog") return;
   if (form.method !== "post") return void (button.ariaBusy = "true");
   if (button === sending) return void (sending = null);
   event.preventDefault();
@@ -58,11 +58,11 @@ $.addEventListener("submit", async (event) => {
   button.ariaBusy = "true";
   try {
     await fetch("/livez", { cache: "no-store", signal: AbortSignal.timeout(10000) });
-    away("");
+    away("unsent", "");
     form.requestSubmit((sending = button));
   } catch {
     button.ariaBusy = null;
-    away("The server does not answer. Nothing was sent, and what you typed is still here: send it again once the network is back.");
+    away("unsent", "The server does not answer. Nothing was sent, and what you typed is still here: send it again once the network is back.");
   }
 });
 
@@ -106,10 +106,10 @@ $.addEventListener("visibilitychange", () => {
 });
 $.addEventListener("htmx:sendError", ({ target }) => {
   const part = /** @type {Element} */ (target);
-  away("The server does not answer. What stands here may have changed since.");
+  away("stale", "The server does not answer. What stands here may have changed since.");
   if (part.matches("[hx-trigger^=load]")) setTimeout(ask, 5000, part);
 });
-$.addEventListener("htmx:afterOnLoad", () => away(""));
+$.addEventListener("htmx:afterOnLoad", () => away("stale", ""));
 
 // The page of a store that does not answer asks again by itself, until that is stopped.
 const retry = /** @type {HTMLElement?} */ ($.querySelector("[data-retry]"));

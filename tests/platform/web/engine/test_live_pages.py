@@ -55,13 +55,15 @@ async def test_it_shows_now_and_the_last_hour(console: Console, signed_in: Signe
     page = await browser.page(LIVE)
     figures = dict(zip(page.texts(".stat dt"), page.texts(".stat dd.value"), strict=True))
     assert (
-        figures["Generated"] == "20 tokens/s" and figures["Rows"] == "3" and figures["KV in use"] == "40.0 %"
+        figures["Generated"] == "20.0 tokens/s"
+        and figures["Rows"] == "3"
+        and figures["KV in use"] == "40.0 %"
     )
     assert figures["First token, median"] == "200 ms" and figures["Between tokens, median"] == "–"
     values = [each.attributes["data-v"] for each in page.all("#t-minutes tbody tr")[0].css("td[data-v]")]
-    assert values[0] == "50" and len(page.all("#t-minutes td[data-v]")) == 2 * 9
+    assert values[0] == "500" and len(page.all("#t-minutes td[data-v]")) == 2 * 9
     assert page.texts("nav.seg a")[1] == "Engine 4 on other"
-    other = await browser.page(f"{LIVE}?engine=4%40other")
+    other = await browser.page(f"{LIVE}?engine=other+ipc%3A%2F%2F%2Fx")
     assert other.texts("h2")[0] == "Engine 4 on other" and "Another server watches" in other.text
     now = await browser.get(f"{LIVE}?part=now", **{"hx-request": "true"})
     assert now.text.lstrip().startswith('<section class="section" id="now"')
