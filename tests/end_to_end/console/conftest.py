@@ -21,6 +21,7 @@ CHROMIUM: Final = Path("/usr/bin/chromium")
 REQUIRED: Final = "LORAPLEX_REQUIRE_CHROMIUM"
 PASSWORD: Final = "correct horse battery"
 WIDTHS: Final = (1280, 768, 360)
+FRAMES: Final = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 LISTED_FINDINGS: Final[Mapping[str, str]] = {}
 """Findings of axe that are accepted: rule -> reason."""
 
@@ -146,6 +147,8 @@ class Watched:
         size: Any = self.page.viewport_size
         for width in WIDTHS:
             self.page.set_viewport_size({"width": width, "height": 800})
+            # Charts follow in the next frame.
+            self.page.evaluate(FRAMES)
             self.check_room()
             for scheme in get_args(Scheme):
                 # A theme that fades in has other colours for a moment.
