@@ -34,6 +34,8 @@ from loraplex.tenants.models import (
 
 FAILED_REQUESTS: Final = timedelta(days=1)
 """As long as explanations of denials are kept."""
+MAX_FAILED_REQUESTS: Final = 10_000
+"""The rows of a tenant: at the most of one gateway, those of three hours."""
 WEBHOOK_EVENTS: Final = timedelta(days=30)
 """The time for which events and their deliveries are kept, from the writing of the event."""
 METER_EVENTS: Final = timedelta(days=60)
@@ -44,6 +46,17 @@ ENGINE_MINUTES: Final = timedelta(days=7)
 CONSOLE_KEYS: Final = timedelta(days=1)
 """The time for which keys of the console's pages are kept after their end, unless requests used them: usage names those."""
 ALONE: Final = text("SELECT pg_try_advisory_xact_lock(hashtextextended('loraplex retention', 0))")
+# The oldest beyond the bound. One read of the index for each tenant, which the planner cannot repeat for each row.
+DISPLACED: Final = text("""
+WITH bounds AS MATERIALIZED (
+    SELECT t.id AS tenant_id, b.id FROM tenants t CROSS JOIN LATERAL (
+        SELECT f.id FROM failed_requests f WHERE f.tenant_id = t.id ORDER BY f.id DESC OFFSET :kept LIMIT 1
+    ) b
+)
+DELETE FROM failed_requests WHERE (tenant_id, id) IN (
+    SELECT f.tenant_id, f.id FROM bounds b JOIN failed_requests f ON f.tenant_id = b.tenant_id AND f.id <= b.id LIMIT :batch
+)
+""")
 # Before keys are deleted: what names one of them names the next key of the row that stays. So no row grows with each rotation.
 RELINK: Final = tuple(
     text(f"""
@@ -79,15 +92,19 @@ class RetentionRepository:
         self._now = now or datetime.now(UTC)
 
     async def sweep(self, batch: int) -> dict[str, int]:
-        """Delete at most `batch` old rows per table and return the numbers by table. A full batch means that more may be left.
+        """Delete at most `batch` old rows per table, and as many failed requests beyond their bound. Return the numbers by table.
+        A full batch means that more may be left.
 
         Deletes nothing while another transaction sweeps.
         """
         if not await self._session.scalar(ALONE):
             return {table.__tablename__: 0 for table, _ in self._conditions()}
-        return {
+        deleted = {
             table.__tablename__: await self._delete(table, old, batch) for table, old in self._conditions()
         }
+        displaced: Any = await self._session.execute(DISPLACED, {"kept": MAX_FAILED_REQUESTS, "batch": batch})
+        deleted[FailedRequest.__tablename__] += int(displaced.rowcount)
+        return deleted
 
     def _conditions(self) -> list[tuple[type[Base], ColumnElement[bool]]]:
         audit, events = self._now - self._retention.audit, self._now - self._retention.quota_events

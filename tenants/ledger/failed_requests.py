@@ -1,13 +1,15 @@
 """Requests that failed or were refused, one by one, written to `failed_requests` from time to time.
 
-Invariant: a flood costs neither memory nor PostgreSQL. Each minute a gateway keeps `MAX_PER_MINUTE` of a tenant, the last of which
-counts the others; the table keeps the newest `MAX_KEPT`. Nobody waits for it: those of the last seconds before a gateway is killed are
-missing.
+Invariant: a flood costs neither memory nor PostgreSQL, and one of a key and code hides no other. Each minute a gateway keeps
+`MAX_OF_KIND` of a key and code, the last of which counts the others, and `MAX_PER_MINUTE` of a tenant; `MAX_PENDING` of all wait to be
+written. Nobody waits for it: those of the last seconds before a gateway is killed are missing.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from asyncio import CancelledError
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Final
 from uuid import UUID
 
@@ -16,11 +18,12 @@ from cachetools import LRUCache
 
 from loraplex.tenants.errors import DatabaseUnavailable
 
+MAX_OF_KIND: Final = 10
 MAX_PER_MINUTE: Final = 60
 MAX_PENDING: Final = 5_000
-MAX_TENANTS: Final = 5_000
-MAX_KEPT: Final = 10_000
-"""The rows of a tenant: at the most of one gateway, those of three hours."""
+MAX_COUNTED: Final = 5_000
+"""Tenants, and kinds of all tenants, whose minutes are counted."""
+ROWS_AT_ONCE: Final = 500
 LOG = structlog.get_logger("loraplex.failed_requests")
 
 
@@ -55,34 +58,45 @@ class FailedRequests:
     def __init__(self, write: Callable[[Sequence[Failure]], Awaitable[None]]) -> None:
         self._write = write
         self._pending: dict[UUID, Failure] = {}
-        self._minutes: LRUCache[UUID, _Minute] = LRUCache(MAX_TENANTS)
+        self._in_flight = 0
+        self._tenants: LRUCache[Hashable, _Minute] = LRUCache(MAX_COUNTED)
+        self._kinds: LRUCache[Hashable, _Minute] = LRUCache(MAX_COUNTED)
         self._lost = 0
 
     def add(self, failure: Failure) -> None:
-        """Keep a request, or count it with the last one that was kept in its minute."""
-        start = failure.at.replace(second=0, microsecond=0)
-        minute = self._minutes.get(failure.tenant_id)
-        if minute is None or minute.start != start:
-            minute = self._minutes[failure.tenant_id] = _Minute(start)
-        if minute.kept < MAX_PER_MINUTE and len(self._pending) < MAX_PENDING:
-            minute.kept, minute.last = minute.kept + 1, failure
-        elif minute.last is None:
+        """Keep a request, or count it with the last one of its key and code that was kept in its minute."""
+        tenant = _minute(self._tenants, failure.tenant_id, failure.at)
+        kind = _minute(self._kinds, (failure.tenant_id, failure.key_id, failure.code), failure.at)
+        is_full = len(self._pending) + self._in_flight >= MAX_PENDING
+        if not is_full and kind.kept < MAX_OF_KIND and tenant.kept < MAX_PER_MINUTE:
+            tenant.kept, kind.kept, kind.last = tenant.kept + 1, kind.kept + 1, failure
+        elif kind.last is None or (is_full and kind.last.id not in self._pending):
             self._lost += 1
             return
         else:
-            minute.last.omitted += 1
-        self._pending[minute.last.id] = minute.last
+            kind.last.omitted += 1
+        self._pending[kind.last.id] = kind.last
 
     async def flush(self) -> None:
-        """Write all. Raises `DatabaseUnavailable`; then they are kept for the next time."""
-        pending, self._pending = self._pending, {}
+        """Write all, `ROWS_AT_ONCE` at a time. Raises `DatabaseUnavailable`; then those that are not written are kept."""
         if self._lost:
             LOG.warning("failed requests are in no list", requests=self._lost)
             self._lost = 0
-        if not pending:
-            return
-        try:
-            await self._write([*pending.values()])
-        except DatabaseUnavailable:
-            self._pending = pending | self._pending
-            raise
+        for _ in range(0, len(self._pending), ROWS_AT_ONCE):
+            some = dict(islice(self._pending.items(), ROWS_AT_ONCE))
+            self._pending = {id: each for id, each in self._pending.items() if id not in some}
+            self._in_flight += len(some)
+            try:
+                await self._write([*some.values()])
+            except (DatabaseUnavailable, CancelledError):
+                self._pending = some | self._pending
+                raise
+            finally:
+                self._in_flight -= len(some)
+
+
+def _minute(minutes: LRUCache[Hashable, _Minute], of: Hashable, at: datetime) -> _Minute:
+    start, found = at.replace(second=0, microsecond=0), minutes.get(of)
+    if found is None or found.start != start:
+        found = minutes[of] = _Minute(start)
+    return found

@@ -8,7 +8,6 @@ from typing import Final, LiteralString
 
 from sqlalchemy import text
 
-from loraplex.tenants.ledger.failed_requests import MAX_KEPT
 from loraplex.tenants.ledger.histograms import BUCKETS
 
 REQUESTED: Final[tuple[LiteralString, ...]] = (
@@ -234,17 +233,10 @@ FROM json_to_recordset(%s::json) AS g (
 ) JOIN tenants t ON t.id = g.tenant_id
 ORDER BY 1, 2, 3, 4, 5 {COUNT_ONCE_MORE} RETURNING u.status
 """
-# What a row omits grows until its minute ends. Rows beyond the bound are deleted by whoever adds some.
-KEEP_FAILED: Final = f"""
-WITH given AS (
-    SELECT g.* FROM json_populate_recordset(NULL::failed_requests, %s::json) g JOIN tenants t ON t.id = g.tenant_id AND t.deleted_at IS NULL
-), displaced AS (
-    DELETE FROM failed_requests f USING (SELECT DISTINCT tenant_id FROM given) d
-    WHERE f.tenant_id = d.tenant_id AND f.id <= (
-        SELECT o.id FROM failed_requests o WHERE o.tenant_id = d.tenant_id ORDER BY o.id DESC OFFSET {MAX_KEPT} LIMIT 1
-    )
-)
-INSERT INTO failed_requests SELECT * FROM given
+# What a row omits grows until its minute ends. Retention bounds the rows of a tenant.
+KEEP_FAILED: Final = """
+INSERT INTO failed_requests
+SELECT g.* FROM json_populate_recordset(NULL::failed_requests, %s::json) g JOIN tenants t ON t.id = g.tenant_id AND t.deleted_at IS NULL
 ON CONFLICT (tenant_id, id) DO UPDATE SET omitted = excluded.omitted RETURNING id
 """
 RENEW: Final = """

@@ -187,9 +187,9 @@ class RequestPhases(Base):
 class FailedRequest(Base):
     """A request that failed or was refused, kept for a day. `message` and `model` quote nothing of its body but a name.
 
-    `id`: that of its row in the ledger, or where it `is_refused`, which means that it has none, one of its own. `key_id`: the public
-    id of its key. `model`: the name that it asked for; null where that is not known, or no name. `adapter_id`: what it led to.
-    `omitted`: how many others of its tenant in the same minute have no row.
+    `id`: the ledger row's id. A refused request has no row, so it gets its own. `key_id`: the public id of its key. `model`: the name
+    that it asked for; null where that is not known, or no name. `adapter_id`: what it led to.
+    `omitted`: how many others of its key and code in the same minute have no row.
     """
 
     __tablename__ = "failed_requests"

@@ -5,15 +5,17 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import psycopg
+import pytest
 from sqlalchemy import select, text, update
 from tests.tenants.registry_records import make_tenant
 
+from loraplex.tenants import retention
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.engine_minutes.records import EngineMinute
 from loraplex.tenants.engine_minutes.use_cases import keep
 from loraplex.tenants.ids import uuid7_from
-from loraplex.tenants.models import ApiKey, Quota
+from loraplex.tenants.models import ApiKey, FailedRequest, Quota
 from loraplex.tenants.people.console_keys import issue_console_key
 from loraplex.tenants.retention import METER_EVENTS, Retention, RetentionRepository
 from loraplex.tenants.scopes import INFERENCE
@@ -205,6 +207,23 @@ async def test_a_key_of_the_consoles_pages_is_kept_a_day_unless_usage_names_it(d
     assert (await sweep(database, 100))["api_keys"] == 1
     async with database.as_operator() as session:
         assert {*await session.scalars(select(ApiKey.name))} == {"hours", "used", "billed"}
+
+
+async def test_a_tenant_keeps_its_newest_failed_requests(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "MAX_FAILED_REQUESTS", 2)
+    tenants, now = [await make_tenant(database), await make_tenant(database, "other")], datetime.now(UTC)
+    insert = text(FAILED.replace("gen_random_uuid()", ":id"))
+    ids = [uuid7_from(now - timedelta(minutes=each)) for each in range(6)]
+    async with database.as_writer() as session:
+        for tenant, number in zip(tenants, (6, 2), strict=True):
+            rows = [{"tenant": tenant, "id": id, "at": now} for id in ids[:number]]
+            await session.execute(insert, rows)
+    assert [(await sweep(database, 3))["failed_requests"] for _ in range(3)] == [3, 1, 0]
+    async with database.as_operator() as session:
+        left = await session.scalars(select(FailedRequest.id).where(FailedRequest.tenant_id == tenants[0]))
+        assert {*left} == {*ids[:2]}
 
 
 async def test_a_batch_is_bounded_and_one_sweeps_at_a_time(database: Database) -> None:
