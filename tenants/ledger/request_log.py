@@ -49,9 +49,9 @@ NOTHING: Final[dict[str, Any]] = dict.fromkeys(
 """What a refused request has none of."""
 Found: TypeAlias = Row[UsageRecord, str | None, str | None, str | None, str | None, FailedRequest | None]
 """A row of the ledger, the name of its adapter, and public id, name and kind of its key; None where their rows were erased. Last,
-how it failed, if it did lately.
+how it failed, if it did in the last day.
 """
-Refused: TypeAlias = Row[FailedRequest, str | None, str | None, str | None]
+RefusedRow: TypeAlias = Row[FailedRequest, str | None, str | None, str | None]
 """A refused request, the name of its adapter, and name and kind of its key."""
 
 
@@ -86,7 +86,7 @@ class _Part:
     beyond: UUID | None
     newest_first: bool = True
 
-    def of(
+    def after(
         self, query: Select[*Columns], id: InstrumentedAttribute[UUID], last: UUID | None = None
     ) -> Select[*Columns]:
         """The rows of a query that are of this part, up to `last`."""
@@ -166,15 +166,15 @@ class RequestLog:
             page = await self._page(filters, part, limit)
         if filters.outcome not in (None, REFUSED) or filters.session or filters.slower_than_ms is not None:
             return page
-        # The part of the log that the ledger's page is of.
-        query = part.of(self._refused(filters), FailedRequest.id, page.more_after).limit(limit + 1)
+        # Up to the ledger page's end, so that none is skipped.
+        query = part.after(self._refused(filters), FailedRequest.id, page.more_after).limit(limit + 1)
         both = [*page.requests, *map(_refused, (await self._session.execute(query)).all())]
         both.sort(key=lambda each: each.id, reverse=part.newest_first)
         return RequestPage(both[:limit], both[limit - 1].id if len(both) > limit else page.more_after)
 
     async def _page(self, filters: RequestFilters, part: "_Part", limit: int) -> RequestPage:
         """At most `limit` that match of the first `SCANNED` rows of the ledger in a part, in its order."""
-        scanned = part.of(self._bounded(filters), UsageRecord.id).limit(SCANNED)
+        scanned = part.after(self._bounded(filters), UsageRecord.id).limit(SCANNED)
         record = aliased(UsageRecord, scanned.subquery())
         query = self._named(record).where(*self._conditions(record, filters))
         query = query.order_by(record.id.desc() if part.newest_first else record.id).limit(limit + 1)
@@ -264,7 +264,7 @@ def _logged(row: Found) -> LoggedRequest:
     )
 
 
-def _refused(row: Refused) -> LoggedRequest:
+def _refused(row: RefusedRow) -> LoggedRequest:
     failed, adapter, key_name, key_kind = row
     return LoggedRequest(
         **NOTHING,
@@ -280,12 +280,14 @@ def _refused(row: Refused) -> LoggedRequest:
         client_request_id=failed.request_id,
         currency="",
         model=failed.model,
-        omitted=failed.omitted or None,
     )
 
 
 def _error_of(failed: FailedRequest | None) -> dict[str, Any]:
-    return {} if failed is None else {name: getattr(failed, name) for name in ("code", "status", "message")}
+    if failed is None:
+        return {}
+    error = {name: getattr(failed, name) for name in ("code", "status", "message")}
+    return {**error, "omitted": failed.omitted or None}
 
 
 def _uuid(text: str) -> UUID | None:

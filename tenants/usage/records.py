@@ -24,9 +24,9 @@ class RequestDocument(Record):
     """One finished request. `adapter` and `version` are null for the base model; times in milliseconds are null where unknown.
     `system_fingerprint`: as in the response, null where it is unknown. `session`: the label made of what the client named so.
 
-    `code`, `status` and `message` are there for a day in requests that failed or were refused: the error, without what it quoted. A
-    refused one has the outcome `refused`, no tokens, the `model` that it asked for if that is a name, and `omitted` where so many
-    others of its minute are not listed.
+    `code`, `status` and `message` are there for a day in requests that failed or were refused: the error, without what it quoted.
+    `omitted` is there where so many others of its minute, key and `code` are not listed. A refused one has the outcome `refused`, no
+    tokens, and the `model` that it asked for if that is a name.
 
     `reverses_id` and `reason` are there in corrections, whose tokens and amount are added to those of the request that they
     name.
@@ -62,7 +62,8 @@ class RequestDocument(Record):
 class LoggedRequest(RequestDocument):
     """A request as pages show it. `adapter` and `key_id` are UUIDs once their rows were erased, and `key_name` is None then.
 
-    `is_listed_key`: the tenant manages the key; those of the console's own pages, as of the playground, are in no list.
+    `is_listed_key`: the tenant manages the key; those of the console's own pages, as of the playground, are in no list. `currency` is
+    empty in a refused one, which has no amount.
     """
 
     adapter_id: UUID | None

@@ -205,5 +205,15 @@ async def test_the_page_of_a_refused_request_and_the_search(console: Console, da
     assert (
         "No finished request has the id none, and none that was refused in the last 24 hours." in nothing.text
     )
-    fail(database.url, seen.tenant, now, "adapter_error", id=seen.requests[2], is_refused=False, status=500)
-    assert "500 adapter_error. No." in (await browser.page(f"/console/requests/{seen.requests[2]}")).text
+    fail(
+        database.url,
+        seen.tenant,
+        now,
+        "adapter_error",
+        id=seen.requests[2],
+        is_refused=False,
+        status=500,
+        omitted=3,
+    )
+    page = await browser.page(f"/console/requests/{seen.requests[2]}")
+    assert "500 adapter_error. No. 3 more requests of this key got this error" in page.text
