@@ -103,12 +103,7 @@ class QuotaAdmissionController:
         self.on_ended: Callable[[Ended], None] = _ignore
         """Gets whose running requests end; they have begun before."""
         fences = Fences(
-            ledger,
-            shipping.ship,
-            gateway_id,
-            settings,
-            end=lambda ended: self.on_ended(ended),
-            clock=clock,
+            ledger, shipping.ship, gateway_id, settings, end=lambda ended: self.on_ended(ended), clock=clock
         )
         self._counter_rebuild = rebuild = CounterRebuild(
             ledger, counters, fences, bulk_redis or redis, gateway_id
@@ -154,8 +149,7 @@ class QuotaAdmissionController:
             shipping=shipping,
             reaper=reaper,
             reconciliation=self.reconciliation,
-            refusal_counts=self._refusal_counts,
-            failed_requests=self._failed_requests,
+            flushes=(self._refusal_counts.flush, self._failed_requests.flush),
         )
 
     @property
@@ -306,8 +300,8 @@ class QuotaAdmissionController:
                 await self._settlements.write_ends()
                 await self._shipping.ship()
             await self._finish_counters()
-            await self._refusal_counts.flush()
-            await self._failed_requests.flush()
+            for flush in self.maintenance.flushes:
+                await flush()
             await self._ledger.remove_gateway(self._gateway_id)
         except (StoreUnavailable, TimeoutError) as error:
             LOG.warning("the journal is shipped at the next start", reason=str(error))

@@ -1,10 +1,11 @@
 """Background tasks of one gateway: heartbeat, leases, fences, progress, shipping, Valkey probe, reaping, reconciliation,
-counts of refusals, failed requests.
+writing of what is kept in memory.
 
 Invariant: no failure ends a task; it is logged, and the task runs again after its interval.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -20,9 +21,7 @@ from loraplex.tenants.admission.settlement import SettlementQueue
 from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import CountersNewer, ValkeyUnavailable
-from loraplex.tenants.ledger.failed_requests import FailedRequests
 from loraplex.tenants.ledger.journal.journal import Journal
-from loraplex.tenants.ledger.refusal_counts import RefusalCounts
 from loraplex.tenants.ledger.shipping import Shipping
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.repetition import repeat
@@ -33,7 +32,7 @@ LOG = structlog.get_logger("loraplex.admission_maintenance")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionMaintenance:
-    """The background tasks of one gateway."""
+    """The background tasks of one gateway. `flushes` write refusals and failed requests; each runs once more at the end."""
 
     ledger: UsageLedger
     counters: Counters
@@ -46,8 +45,7 @@ class AdmissionMaintenance:
     fences: Fences
     reaper: Reaper
     reconciliation: Reconciliation
-    refusal_counts: RefusalCounts
-    failed_requests: FailedRequests
+    flushes: Sequence[Callable[[], Awaitable[None]]]
     gateway_id: UUID
     settings: AdmissionConfig
 
@@ -62,8 +60,8 @@ class AdmissionMaintenance:
             tasks.create_task(repeat(LOG, self.probe, settings.probe_s))
             tasks.create_task(repeat(LOG, self.reaper.reap, settings.heartbeat_s))
             tasks.create_task(repeat(LOG, self.reconciliation.reconcile, settings.reconcile_s))
-            tasks.create_task(repeat(LOG, self.refusal_counts.flush, settings.refusal_counts_s))
-            tasks.create_task(repeat(LOG, self.failed_requests.flush, settings.refusal_counts_s))
+            for flush in self.flushes:
+                tasks.create_task(repeat(LOG, flush, settings.refusal_counts_s))
 
     async def retry(self) -> None:
         """Ship what waits for PostgreSQL, and repeat what failed."""
