@@ -16,7 +16,7 @@ import structlog
 from loraplex.tenants.errors import DatabaseUnavailable
 
 MAX_COUNTS: Final = 10_000
-REFUSED: Final = "refused_"
+REFUSED_PREFIX: Final = "refused_"
 LOG = structlog.get_logger("loraplex.refusal_counts")
 
 
@@ -35,7 +35,7 @@ class Refused:
     @property
     def status(self) -> str:
         """The status in `request_rollups`."""
-        return REFUSED + self.code
+        return REFUSED_PREFIX + self.code
 
 
 class RefusalCounts:

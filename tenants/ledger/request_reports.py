@@ -13,7 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.ledger.histograms import BUCKETS, EMPTY, TTFT_BOUNDS_MS, quantile
-from loraplex.tenants.ledger.refusal_counts import REFUSED
+from loraplex.tenants.ledger.refusal_counts import REFUSED_PREFIX
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.models.usage import REST
 
@@ -30,7 +30,7 @@ _SUMMED: Final = (
 )
 _COUNTS: Final = f"""
     sum(r.requests) AS requests, coalesce(sum(r.requests) FILTER (WHERE r.status = ANY(:failed)), 0) AS failed,
-    coalesce(sum(r.requests) FILTER (WHERE r.status LIKE '{REFUSED}%'), 0) AS refused,
+    coalesce(sum(r.requests) FILTER (WHERE r.status LIKE '{REFUSED_PREFIX}%'), 0) AS refused,
     coalesce(sum(r.requests) FILTER (WHERE r.status = ANY(:limited)), 0) AS limited,
     {", ".join(f"sum(r.ttft_buckets[{place}]) AS ttft_{place}" for place in range(1, BUCKETS + 1))}"""
 _IN_RANGE: Final = "r.tenant_id = :tenant_id AND r.hour >= :start AND r.hour < :end"
@@ -159,7 +159,7 @@ def total(sums: Iterable[RequestSums]) -> RequestSums:
 
 
 def _parameters(tenant_id: UUID) -> dict[str, Any]:
-    limited = [REFUSED + code for code in LIMITED]
+    limited = [REFUSED_PREFIX + code for code in LIMITED]
     return {"tenant_id": tenant_id, "failed": list(FAILED), "limited": limited}
 
 

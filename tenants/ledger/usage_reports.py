@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.ledger.refusal_counts import REFUSED
+from loraplex.tenants.ledger.refusal_counts import REFUSED_PREFIX
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.models.usage import REST
 from loraplex.tenants.periods import period_end, period_start, periods_of
@@ -203,7 +203,7 @@ async def refused_requests(session: AsyncSession, query: UsageQuery) -> int:
     They have no usage, no record in the ledger and so no currency.
     """
     source = _source(replace(query, currency=None), "request_rollups")
-    statement = text(f"SELECT sum(u.requests) FROM {source} AND u.status LIKE '{REFUSED}%'")
+    statement = text(f"SELECT sum(u.requests) FROM {source} AND u.status LIKE '{REFUSED_PREFIX}%'")
     return int(await session.scalar(statement, _parameters(query)) or 0)
 
 

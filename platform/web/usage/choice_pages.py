@@ -30,7 +30,7 @@ async def with_choices(page: PageRequest, form: Form) -> Form:
     """Return the form with its `key` as the field offers it. Raises `FormInvalid` for a key or an adapter that does not exist."""
     adapter, typed = form.text("adapter"), form.text("key")
     is_other = adapter and adapter != page.dependencies.served_model_name
-    if is_other and not await page.query(queries.had_adapter, page.tenant_id, adapter):
+    if is_other and not await page.query(queries.adapter_existed, page.tenant_id, adapter):
         raise FormInvalid({"adapter": f"There is no adapter “{adapter[:80]}”."})
     keys = await page.query(queries.keys_called, page.tenant_id, typed) if typed else [""]
     if len(keys) != 1:

@@ -161,7 +161,7 @@ async def key_names(session: AsyncSession, tenant_id: UUID, groups: Sequence[Usa
     return await QuotaRepository(session, tenant_id).key_names(ids)
 
 
-async def had_adapter(session: AsyncSession, tenant_id: UUID, name: str) -> bool:
+async def adapter_existed(session: AsyncSession, tenant_id: UUID, name: str) -> bool:
     """Return whether the tenant has an adapter of this name, or had one: its usage stays."""
     own = Adapter.tenant_id == tenant_id, Adapter.name == name
     return await session.scalar(select(Adapter.id).where(*own).limit(1)) is not None
