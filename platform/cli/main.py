@@ -2,7 +2,8 @@
 
 import importlib
 from importlib.metadata import version
-from typing import Annotated, Any, Final, NamedTuple, cast
+from types import SimpleNamespace
+from typing import Annotated, Any, Final, cast
 
 import typer
 from typer.core import TyperGroup
@@ -43,14 +44,6 @@ COMMANDS: Final = {
 COMPLETION: Final = ("install_completion", "show_completion")
 
 
-class Completion(NamedTuple):
-    """A command that a shell completes."""
-
-    value: str
-    help: str
-    type: str = "plain"
-
-
 class LazyCommands(TyperGroup):
     """Imports a command's module when the command is used."""
 
@@ -75,7 +68,8 @@ class LazyCommands(TyperGroup):
         """Complete a command without importing any, or an option."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
-        return [Completion(name, text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        names = (name for name in COMMANDS if name.startswith(incomplete))
+        return [SimpleNamespace(value=name, help=COMMANDS[name][1], type="plain") for name in names]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The list in `--help`, without importing any command."""
