@@ -1,12 +1,10 @@
 """`loraplex invoice`: preview, finalize, list, pay and void invoices, export them, and verify an export without a database."""
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
 
 import typer
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.cli.command_context import (
     DataDir,
@@ -16,11 +14,11 @@ from loraplex.platform.cli.command_context import (
     open_database,
 )
 from loraplex.platform.cli.output import AsJson, print_document, print_rows
-from loraplex.tenants.accounts.tenants import TenantRepository, names_of
+from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.invoices import queries, use_cases
 from loraplex.tenants.invoices.months import Month
-from loraplex.tenants.invoices.records import InvoiceDocument, InvoiceSummaryDocument
+from loraplex.tenants.invoices.records import InvoiceDocument
 from loraplex.tenants.invoices.rows import export_invoice
 from loraplex.tenants.invoices.verification import verify_export
 from loraplex.tenants.pages import Part
@@ -31,11 +29,10 @@ TenantName = Annotated[str, typer.Option("--tenant", help="The tenant's name.")]
 OneTenant = Annotated[str | None, typer.Option("--tenant", help="Only those of this tenant.")]
 MonthName = Annotated[str, typer.Option("--month", help="YYYY-MM.")]
 Currency = Annotated[str | None, typer.Option(help="Default: the tenant's currency in the month.")]
-InvoiceId = Annotated[str, typer.Argument(help="The invoice's id, or as much of it as is unique.")]
+InvoiceId = Annotated[UUID, typer.Argument(help="The invoice's id, as `list` prints it.")]
 Reference = Annotated[str, typer.Option(help="What the payment is found by, such as the id of a transfer.")]
 Folder = Annotated[Path, typer.Argument(help="The folder of the export.")]
-COLUMNS = ("id", "tenant", "month", "currency", "state", "number", "total")
-SUMMARY = ("month", "currency", "state", "number", "id", "tenant_id", "total_micro", "total")
+COLUMNS = ("id", "tenant", "month", "state", "total")
 LINE_COLUMNS = ("kind", "month", "adapter", "token_class", "price", "tokens", "amount_micro")
 MAX_ROWS = 10_000
 
@@ -79,8 +76,8 @@ async def paid(
 ) -> None:
     """Record the payment of a final invoice."""
     async with command_unit_of_work(data_dir) as uow:
-        invoice = await use_cases.pay(uow, await found_id(uow.session, invoice_id), reference)
-    print_document(summary(invoice), as_json)
+        invoice = await use_cases.pay(uow, invoice_id, reference)
+    print_invoice(invoice, as_json)
 
 
 @app.command()
@@ -88,8 +85,8 @@ async def paid(
 async def void(invoice_id: InvoiceId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Cancel a final invoice. Its credits are given back; what it billed is billed again by the next one."""
     async with command_unit_of_work(data_dir) as uow:
-        invoice = await use_cases.void(uow, await found_id(uow.session, invoice_id))
-    print_document(summary(invoice), as_json)
+        invoice = await use_cases.void(uow, invoice_id)
+    print_invoice(invoice, as_json)
 
 
 @app.command("list")
@@ -97,10 +94,8 @@ async def void(invoice_id: InvoiceId, data_dir: DataDir = None, as_json: AsJson 
 async def list_invoices(tenant: OneTenant = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List invoices, newest first, at most 10000."""
     async with open_database(data_dir) as database, database.as_operator() as session:
-        owner = None if tenant is None else (await TenantRepository(session).get(tenant)).id
-        found = await queries.invoices(session, owner, {}, Part(MAX_ROWS))
-        names = await names_of(session, {each.tenant_id for each in found})
-    print_rows([summary(each) | {"tenant": names[each.tenant_id]} for each in found], as_json, COLUMNS)
+        found = await queries.invoices_of_all(session, tenant, {}, Part(MAX_ROWS))
+    print_rows([each.model_dump(mode="json") for each in found], as_json, COLUMNS)
 
 
 @app.command()
@@ -108,7 +103,7 @@ async def list_invoices(tenant: OneTenant = None, data_dir: DataDir = None, as_j
 async def export(invoice_id: InvoiceId, folder: Folder, data_dir: DataDir = None) -> None:
     """Write a final invoice with its requests, prices and credits into a new folder, which `verify` reads."""
     async with open_database(data_dir) as database, database.as_operator() as session:
-        await export_invoice(session, await found_id(session, invoice_id), folder)
+        await export_invoice(session, invoice_id, folder)
 
 
 @app.command()
@@ -136,28 +131,9 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-async def found_id(session: AsyncSession, beginning: str) -> UUID:
-    """Return the id of the invoice that begins so, as `list` shows it. Raises `InvalidField`."""
-    with suppress(ValueError):
-        return UUID(beginning)
-    invoices = await queries.invoices(session, None, {}, Part(MAX_ROWS))
-    found = [each.id for each in invoices if str(each.id).startswith(beginning.removesuffix("…"))]
-    if len(found) != 1:
-        raise InvalidField(
-            "invoice_id", f"{len(found)} invoices have an id that begins with {beginning[:40]!r}"
-        )
-    return found[0]
-
-
 def print_invoice(invoice: InvoiceDocument, as_json: bool) -> None:
     """Print an invoice; as tables, one of its lines and one of the rest."""
     document = invoice.model_dump(mode="json")
     if not as_json:
         print_rows(document.pop("lines"), as_json, LINE_COLUMNS)
     print_document(document, as_json)
-
-
-def summary(invoice: InvoiceDocument | InvoiceSummaryDocument) -> dict[str, Any]:
-    """Return an invoice as a row of the list."""
-    document = invoice.model_dump(mode="json")
-    return {name: document[name] for name in SUMMARY}
