@@ -6,7 +6,7 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong usage. With `--json` only JSON 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -29,7 +29,7 @@ from loraplex.platform.cli.command_context import (
     run_on_tenant,
 )
 from loraplex.platform.cli.local_push import data_dir_blobs, local_push
-from loraplex.platform.cli.output import AsJson, brief, cell, print_table, table_of
+from loraplex.platform.cli.output import AsJson, print_for_people, print_rows, print_table, table_of
 from loraplex.platform.cli.remote_push import VALIDATION, open_remote_push
 from loraplex.platform.cli.remote_server import read_key
 from loraplex.platform.errors import GatewayError
@@ -120,7 +120,7 @@ Promote = Annotated[
 NoAlias = Annotated[
     bool, typer.Option("--no-alias", help="Move no alias, as an upload in the console or by the API.")
 ]
-VERSION_COLUMNS: Final = (*("version", "state", "rank", "bytes", "aliases", "profile", "created", "digest"),)
+VERSION_COLUMNS = ("version", "state", "rank", "size_bytes", "aliases", "profile", "created_at", "digest")
 
 
 @app.command()
@@ -199,19 +199,19 @@ def show(name: AdapterName, tenant: Tenant, data_dir: DataDir = None, as_json: A
             return await _adapter_document(session, command, name)
 
     document = run_on_tenant(tenant, data_dir, run, as_json)
-    table = table_of(*VERSION_COLUMNS)
+    if as_json:
+        typer.echo(json.dumps(document))
+        return
     for version in document["versions"]:
-        shares = {alias: split.get(version["version"]) for alias, split in document["shares"].items()}
+        shares = {alias: split.get(version["version"], 0) for alias, split in document["shares"].items()}
         aliases = [f"{alias} {share} %" if share < 100 else alias for alias, share in shares.items() if share]
-        cells = [version[key] for key in ("version", "state", "rank", "size_bytes")]
         defaults = json.dumps(version["defaults"]) if version["defaults"] else None
         profile = [version["tool_style"], _style_text(version["reasoning_style"]), defaults]
-        ends = [", ".join(filter(None, profile)), brief(version["created_at"]), brief(version["digest"])]
-        table.add_row(*map(cell, [*cells, aliases, *ends]))
-    print_table(document, as_json, table)
-    for alias_name, guard in ({} if as_json else document["guards"]).items():
+        version |= {"aliases": aliases, "profile": [*filter(None, profile)]}
+    print_rows(document["versions"], as_json, VERSION_COLUMNS)
+    for alias_name, guard in document["guards"].items():
         if guard is not None:
-            print_table(document, as_json, f"{escape(f'{name}:{alias_name}')} {_guard_text(guard)}")
+            print_for_people(f"{escape(f'{name}:{alias_name}')} {_guard_text(guard)}")
 
 
 @app.command()
@@ -323,21 +323,7 @@ async def _adapter_document(session: AsyncSession, command: TenantCommand, name:
         "aliases": {each.alias: each.main_version for each in aliases},
         "shares": {each.alias: each.targets for each in aliases},
         "guards": {each.alias: each.guard and each.guard.model_dump(mode="json") for each in aliases},
-        "versions": [
-            {
-                "version": version.version,
-                "digest": version.digest,
-                "state": version.state,
-                "rank": version.rank,
-                "size_bytes": version.size_bytes,
-                "tool_style": version.tool_style,
-                "reasoning_style": version.reasoning_style,
-                "defaults": version.defaults,
-                "created_at": version.created_at.isoformat(),
-                "report": version.report,
-            }
-            for version in records
-        ],
+        "versions": [VersionDocument.of(name, each).model_dump(mode="json") for each in records],
     }
 
 

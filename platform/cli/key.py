@@ -40,7 +40,7 @@ GraceSeconds = Annotated[
 EndRunning = Annotated[
     bool, typer.Option("--end-running", help="End its running requests within 2 s, on every gateway.")
 ]
-COLUMNS = (*("key_id", "name", "scopes", "created_at", "last_used_at", "expires_at", "revoked_at"),)
+COLUMNS = ("key_id", "name", "scopes", "created_at", "last_used_at", "expires_at", "revoked_at")
 TIMES = ("created_at", "expires_at", "revoked_at", "last_used_at")
 
 

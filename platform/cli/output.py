@@ -4,7 +4,6 @@ Invariant: with `--json` only JSON reaches standard output.
 """
 
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -16,12 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from loraplex.platform.web.console.formatting import ago, short_digest, short_id
+from loraplex.platform.web.console.formatting import ago, short_digest
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d")
-ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 PIPED_WIDTH: Final = 1000
 """Without a terminal each row is one line, which programs can search."""
 
@@ -46,7 +42,7 @@ def print_document(document: Mapping[str, Any], as_json: bool) -> None:
 def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Sequence[str]) -> None:
     """Print one table row per document; an empty table has the headings `columns` too.
 
-    People get the beginning of an id and how long ago a time was; `--json` has both in full, and every column.
+    People get the beginning of a digest and how long ago a time was; `--json` has both in full, and every column.
     """
     if as_json:
         typer.echo(json.dumps(rows))
@@ -55,7 +51,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Sequen
     shown = [name for name in columns if not rows or any(not is_empty(row[name]) for row in rows)]
     table = table_of(*shown)
     for row in rows:
-        table.add_row(*(cell(brief(row[name])) for name in shown))
+        table.add_row(*(cell(brief(name, row[name])) for name in shown))
     print_for_people(table)
 
 
@@ -87,15 +83,11 @@ def print_for_people(table: Table | str) -> None:
     Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)
 
 
-def brief(value: Any) -> Any:
-    """Shorten an id or digest as the console does, and write a time relative to now."""
-    if not isinstance(value, str):
-        return value
-    if TIME.match(value):
+def brief(column: str, value: Any) -> Any:
+    """Shorten a digest as the console does, and write a time relative to now. The name of the column says which it is."""
+    if value is not None and (column.endswith(("_at", "_from")) or column in ("from", "to")):
         return ago(datetime.fromisoformat(value))
-    return (
-        short_id(value) if ID.fullmatch(value) else short_digest(value) if DIGEST.fullmatch(value) else value
-    )
+    return short_digest(value) if column == "digest" else value
 
 
 def times_of(row: object, names: Sequence[str], timespec: str = "auto") -> dict[str, str | None]:

@@ -38,7 +38,7 @@ LimitOptions = Annotated[
 ]
 EndRunning = Annotated[bool, typer.Option(help="End its running requests within 2 s, on every gateway.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-COLUMNS = ("name", "id", "tier", "weight", "suspended_at", "created_at")
+COLUMNS = ("name", "tier", "weight", "suspended_at", "created_at")
 TIMES = ("suspended_at", "deleted_at", "erased_at", "created_at")
 
 

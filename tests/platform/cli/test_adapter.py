@@ -130,7 +130,7 @@ def test_without_a_server_a_version_waits_for_the_next_start(home: Path, model: 
     assert (pushed["version"], pushed["state"], pushed["promoted"]) == (1, "validating", False)
     assert "no server runs on this data directory" in result.stderr and "probes it" in result.stderr
     (shown,) = run_json(home, "show", "voice")["versions"]
-    assert shown["state"] == "validating" and shown["report"] == {"checks": []}
+    assert shown["state"] == "validating" and shown["report"]["checks"] == []
     refused = run(home, "delete", "voice")
     assert refused.exit_code == 1 and "is being validated" in refused.output
 
