@@ -38,7 +38,7 @@ CREATE TABLE failed_requests (
     "CREATE POLICY all_rows ON failed_requests TO app_operator, app_writer USING (true) WITH CHECK (true)",
     "GRANT SELECT ON failed_requests TO app_tenant",
     "GRANT SELECT, DELETE ON failed_requests TO app_operator",
-    "GRANT SELECT, INSERT, UPDATE, DELETE ON failed_requests TO app_writer",
+    "GRANT SELECT, INSERT, UPDATE ON failed_requests TO app_writer",
 )
 
 
