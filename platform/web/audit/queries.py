@@ -7,12 +7,13 @@ from typing import Any, Final, TypeAlias
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.platform.web.console.formatting import short_id
 from loraplex.tenants.audit_records import OperatorAuditDocument
 from loraplex.tenants.ids import canonical_uuid
 from loraplex.tenants.models import ApiKey, Invitation, Tenant, User
 
 Names: TypeAlias = Mapping[tuple[str, str], str]
-"""The part of a target before an id, and the id -> the name."""
+"""The part of a target before an id, and the id -> the name. That of a key has its short id behind it: it may be any text."""
 NAMED: Final[Mapping[str, tuple[tuple[Any, Any], ...]]] = {
     "tenants": ((Tenant.id, Tenant.name),),
     "keys": ((ApiKey.key_id, ApiKey.name),),
@@ -29,8 +30,10 @@ async def names_in(session: AsyncSession, entries: Sequence[OperatorAuditDocumen
     for kind, texts in wanted.items():
         for column, name in NAMED.get(kind, ()):
             ids = texts if kind == "keys" else {canonical_uuid(each) for each in texts} - {None}
-            rows = await session.execute(select(column, name).where(column.in_(ids)))
-            names |= {(kind, str(each)): text for each, text in rows}
+            # The invitation of the first operator has no address.
+            rows = await session.execute(select(column, name).where(column.in_(ids), name.is_not(None)))
+            for each, text in rows:
+                names[kind, str(each)] = f"{text} ({short_id(each)})" if kind == "keys" else text
     return names
 
 

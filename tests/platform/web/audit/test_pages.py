@@ -1,6 +1,7 @@
 """Both audit logs: who may read them, filters, pages, the export, and that nothing in an entry becomes markup."""
 
 import json
+from datetime import UTC, datetime
 from urllib.parse import urlencode
 
 import pytest
@@ -11,6 +12,8 @@ from loraplex.platform.web.audit import pages as audit
 from loraplex.tenants.actors import Actor
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.audit_log import AuditRepository
+from loraplex.tenants.ids import uuid7
+from loraplex.tenants.people import links
 
 LOGS = (("/console/audit", "admin"), ("/operator/console/audit", "operator"))
 
@@ -98,8 +101,10 @@ async def test_ids_have_names_and_the_operators_log_a_column_of_tenants(
         await log.record("credit.grant", target, None, {"a": 2}, tenant_id=tenant_id)
     page = await admin.page("/console/audit?actor=" + made[0])
     assert page.texts("main thead th")[1] == "Who"
-    assert page.texts("main tbody td:first-of-type") == ["key app 1"] * 2
-    assert page.texts("main tbody td.wrap") == ["tenants/harbor/credits/1", "keys/app 2/quotas"]
+    # A key may have the name of a person, and each name several times: the id tells them apart.
+    app, other = (f"app {each} ({made[each - 1][:8]}…)" for each in (1, 2))
+    assert page.texts("main tbody td:first-of-type") == [f"key {app}"] * 2
+    assert page.texts("main tbody td.wrap") == ["tenants/harbor/credits/1", f"keys/{other}/quotas"]
     assert page.all("main tbody td.wrap")[1].attributes["title"] == f"keys/{made[1]}/quotas"
     operator = await signed_in("operator")
     page = await operator.page("/operator/console/audit?actor=" + made[0])
@@ -110,3 +115,25 @@ async def test_ids_have_names_and_the_operators_log_a_column_of_tenants(
     with sent_statements(console.database) as statements:
         await operator.page("/operator/console/audit?size=100")
     assert sum("FROM tenants \nWHERE tenants.id IN" in each for each in statements) == 1
+
+
+async def test_every_kind_of_target_is_shown(console: Console, signed_in: SignedIn) -> None:
+    operator, admin = await signed_in("operator"), await signed_in("admin")
+    tenant_id, user_id, unknown = admin.session.tenant_id, admin.session.user_id, uuid7()
+    unnamed = (
+        f"installation sign-up data-policy tenants/None users/x users/ users/{unknown} users/{{{user_id}}} /"
+        " keys/(removed) engines/1 suites/s adapters/users/aliases/keys adapters/a/versions/1/evaluations"
+        f" rate-cards/{unknown} invoices/{unknown} webhooks/{unknown}/deliveries/{unknown} requests/{unknown}"
+    )
+    async with console.database.as_operator() as session:
+        # The link for the first operator is for no address.
+        first, _ = await links.invite(session, "operator", "x", datetime.now(UTC))
+        targets = {each: each for each in [*unnamed.split(), f"users/{first}"]}
+        targets[f"users/{user_id}"] = f"users/{admin.session.email}"
+        for kind, owner in (("system", None), ("user", tenant_id)):
+            log = AuditRepository(session, Actor(kind, "canary"), owner)  # type: ignore[arg-type]
+            for target in targets:
+                await log.record("tenant.change", target, {"a": 1}, {"a": None, "b": [{"c": "é"}]})
+    for browser, path, times in ((operator, LOGS[1][0], 2), (admin, LOGS[0][0], 1)):
+        page = await browser.page(f"{path}?size=100&actor=canary")
+        assert page.texts("main tbody td.wrap") == [*reversed(targets.values())] * times
