@@ -9,6 +9,8 @@ from loraplex.platform.web.console.addresses import query_form
 from loraplex.platform.web.console.forms import Form, FormInvalid
 from loraplex.platform.web.console.page import PageRequest, opens
 from loraplex.platform.web.usage import queries
+from loraplex.tenants.api_keys.key_format import is_key_id
+from loraplex.tenants.ids import canonical_uuid
 from loraplex.tenants.scopes import USAGE_READ
 
 Reader = Annotated[PageRequest, opens(USAGE_READ)]
@@ -27,12 +29,18 @@ async def offer(page: Reader) -> Response:
 
 
 async def with_choices(page: PageRequest, form: Form) -> Form:
-    """Return the form with its `key` as the field offers it. Raises `FormInvalid` for a key or an adapter that does not exist."""
+    """Return the form with its `key` as the field offers it; an id that is none of an application's key stays as it is: usage outlives keys.
+
+    Raises `FormInvalid` for an adapter that does not exist, and a name that is not that of one key.
+    """
     adapter, typed = form.text("adapter"), form.text("key")
     is_other = adapter and adapter != page.dependencies.served_model_name
     if is_other and not await page.query(queries.adapter_existed, page.tenant_id, adapter):
         raise FormInvalid({"adapter": f"There is no adapter “{adapter[:80]}”."})
     keys = await page.query(queries.keys_called, page.tenant_id, typed) if typed else [""]
+    key_id = queries.key_id_of(typed)
+    if not keys and (is_key_id(key_id) or canonical_uuid(key_id)):
+        return form
     if len(keys) != 1:
         reason = (
             f"There is no key “{typed[:80]}”." if not keys else "Several keys have this name: enter the id."
