@@ -3,27 +3,26 @@
 from collections.abc import Mapping
 from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
-from loraplex.platform.web.console.amounts import Micro, decimal
+from loraplex.platform.web.console.amounts import Micro, between, decimal
 from loraplex.platform.web.console.formatting import count, money_total
 from loraplex.platform.web.console.forms import FormInvalid
 from loraplex.platform.web.console.limit_units import unit_of
+from loraplex.platform.web.limits.documents import limit_annotations
 from loraplex.tenants.invoices.currencies import minor_digits
-from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, QuotaLimits
+from loraplex.tenants.quotas.limits import COUNTED, MAX_BUDGET, QuotaLimits
 
 Bounds: TypeAlias = Mapping[str, int | None]
 """The limits of the tenant by their names; None is no limit."""
-
-
-_Whole = Annotated[int | None, Field(default=None, ge=0)]
-_Money = Annotated[Micro | None, Field(default=None)]
+Budget = Annotated[Micro, between(0, MAX_BUDGET)]
+"""Micro-units, typed as money: so are its bounds in messages."""
 
 
 class LimitFields(BaseModel):
     """Limits as they are typed. An empty field is no limit."""
 
-    __annotations__ = {name: _Money if name in BUDGETS else _Whole for name in COUNTED}
+    __annotations__ = limit_annotations(COUNTED, money=Budget)
 
     @property
     def limits(self) -> QuotaLimits:

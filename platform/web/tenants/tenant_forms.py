@@ -4,16 +4,16 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from loraplex.platform.web.console.amounts import Micro, Ppm, between
+from loraplex.platform.web.console.amounts import Ppm
 from loraplex.platform.web.limits.documents import limit_annotations
+from loraplex.platform.web.limits.limit_fields import Budget
 from loraplex.platform.web.team.pages import InvitationForm
 from loraplex.platform.web.tenants.billing_routes import Line, Lines
 from loraplex.platform.web.tenants.operator_routes import Weight
 from loraplex.tenants.billing.records import MAX_TAX_RATE_PPM
-from loraplex.tenants.quotas.limits import MAX_BUDGET, MAXIMA
+from loraplex.tenants.quotas.limits import MAXIMA
 
 Revision = Annotated[int, Field(ge=1)]
-Budget = Annotated[Micro, between(0, MAX_BUDGET)]
 
 
 class NewTenantForm(BaseModel):
