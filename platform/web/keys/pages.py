@@ -92,15 +92,22 @@ class KeyForm(BaseModel):
 
 
 class NewKeyForm(KeyForm, LimitFields):
-    """A key and the limits that it begins with. `preset`: one of `PRESETS` in place of `scopes`, or `custom`."""
+    """A key and the limits that it begins with. `preset`: one of `PRESETS` in place of `scopes`, or `custom`.
+
+    A browser without `:has` shows the scopes beside a preset: others than the preset's, or those ticked at first, are refused.
+    """
 
     preset: str = CUSTOM
 
     @model_validator(mode="before")
     @classmethod
     def _with_preset(cls, values: dict[str, Any]) -> dict[str, Any]:
-        _, scopes = PRESETS.get(values.get("preset", CUSTOM), ("", None))
-        return values if scopes is None else {**values, "scopes": [*scopes]}
+        label, scopes = PRESETS.get(values.get("preset", CUSTOM), ("", None))
+        if scopes is None:
+            return values
+        if {*values["scopes"]} not in (set(), {INFERENCE}, {*scopes}):
+            raise ValueError(f"Choose Custom for the ticked scopes, or tick {INFERENCE} alone for {label}.")
+        return {**values, "scopes": [*scopes]}
 
 
 class RotateForm(BaseModel):

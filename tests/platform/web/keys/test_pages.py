@@ -2,6 +2,7 @@
 
 import re
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import select, text
@@ -183,6 +184,10 @@ async def test_a_preset_says_the_scopes(console: Console, signed_in: SignedIn) -
     async with console.database.as_operator() as session:
         key = await KeyRepository(session).get(browser.session.tenant_id, key_id)
     assert key.scopes == ["adapters:read", "usage:read"]
+    sent: dict[str, str | list[str]] = {"name": "app", "preset": "reader"}
+    sent["scopes"] = ["inference", "usage:read"]
+    refused = await browser.submit("/console/keys/new", "/console/keys/new", sent)
+    assert refused.status_code == 422 and "Choose Custom for the ticked scopes" in Page(refused).text
 
 
 async def test_a_role_grants_no_scope_that_it_lacks(console: Console, signed_in: SignedIn) -> None:
@@ -342,6 +347,10 @@ async def test_a_thousand_keys_are_searched_and_paged(console: Console, signed_i
     for path in ("/console/requests", "/console/usage"):
         unknown = await browser.get(f"{path}?key=App+0")
         assert unknown.status_code == 422 and "There is no key “App 0”." in unknown.text
+        # Usage outlives its key, and the console's own keys have some, too.
+        for erased in ("0" * 16, str(uuid4())):
+            shown = await browser.page(f"{path}?key={erased}")
+            assert shown.find("#key").attributes["value"] == erased
         unknown = await browser.get(f"{path}?adapter=nobody")
         assert unknown.status_code == 422 and "There is no adapter “nobody”." in unknown.text
     sent = "/console/limits/edit?subject=key:App+5+(key0000000000005)"
