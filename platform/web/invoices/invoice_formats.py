@@ -76,5 +76,6 @@ def invoice_html(invoice: InvoiceDocument) -> str:
         style=STYLE,
         period=f"{month.begin.date()} to {month.end.date() - timedelta(days=1)}",
         due=date and date + timedelta(days=PAYMENT_DAYS),
+        payment_days=PAYMENT_DAYS,
         tax_rate=rate.rstrip("0").rstrip("."),
     )

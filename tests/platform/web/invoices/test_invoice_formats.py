@@ -5,6 +5,7 @@ import csv
 import hashlib
 import io
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from uuid import UUID
@@ -113,11 +114,20 @@ def test_the_page_shows_every_amount() -> None:
         "Number": "7",
         "Period (UTC)": "2026-11-01 to 2026-11-30",
         "Date": "2026-12-02",
-        "Due date": "2027-01-01",
     }
     for name, value in facts.items():
         assert texts[texts.index(name) + 1] == value
     assert "Draft invoice" in Page(invoice_html(invoice_document(invoice("plain", number=None)))).texts
+
+
+def test_only_an_invoice_that_waits_for_payment_has_a_due_date() -> None:
+    paid = invoice("plain")
+    unpaid = replace(paid, state="final", paid_at=None, paid_reference=None)
+    texts = Page(invoice_html(invoice_document(unpaid))).texts
+    place = texts.index("Due date")
+    assert texts[place + 1 : place + 3] == ["2027-01-01", "Payment within 30 days of the invoice date"]
+    for other in (paid, replace(unpaid, state="void"), replace(unpaid, state="draft", number=None)):
+        assert "Due date" not in Page(invoice_html(invoice_document(other))).texts
 
 
 def test_the_page_has_six_columns() -> None:
