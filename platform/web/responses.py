@@ -1,5 +1,6 @@
 """Responses of the management routes: a status, a document, and its revision as a strong ETag (RFC 9110)."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,8 +15,8 @@ REPLAYED_HEADER: Final = "idempotency-replayed"
 EVERYWHERE: Final = (400, 401, 403, 404, 408, 413, 415, 429, 503)
 """Error statuses that any management route may return: see the table in `platform.errors`."""
 
-FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""Characters with which a formula of a spreadsheet begins."""
+FORMULA: Final = re.compile(r"(^|[;\t\r\n])(?=[=+\-@\t\r\n])")
+"""Where a formula of a spreadsheet begins (OWASP, "CSV injection"): in a cell, or behind what some of them split a cell at."""
 
 
 class ResponseModel(Record):
@@ -47,8 +48,8 @@ class ApiResponse:
 
 def csv_text(value: Any) -> Any:
     """Return the value of a cell so that no spreadsheet reads it as a formula; numbers with a sign stay."""
-    if isinstance(value, str) and value.startswith(FORMULA) and not value.removeprefix("-").isdecimal():
-        return f"'{value}"
+    if isinstance(value, str) and not value.removeprefix("-").isdecimal():
+        return FORMULA.sub(r"\1'", value)
     return value
 
 

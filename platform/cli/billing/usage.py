@@ -23,6 +23,7 @@ from loraplex.platform.cli.command_context import (
     open_tenant_command,
 )
 from loraplex.platform.cli.output import AsJson, print_rows
+from loraplex.platform.web.responses import csv_text
 from loraplex.tenants.admission.counter_drift import compare_all_counters
 from loraplex.tenants.ledger.drift import Comparison, compare_ledger
 from loraplex.tenants.ledger.usage_export import COLUMNS, TEXTS, exported_rows
@@ -39,8 +40,6 @@ Month = Annotated[
 Form = Annotated[Literal["csv", "jsonl"], typer.Option("--format", help="CSV, or one JSON object per line.")]
 Output = Annotated[Path | None, typer.Option("--output", help="A new file; without it, standard output.")]
 MONTH: Final = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
-# What a spreadsheet would compute (OWASP, "CSV injection").
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 COMPARED: Final = ("compared", "from", "to", "sums", "differing", "drift_pico")
 
 
@@ -55,7 +54,7 @@ async def export(
 ) -> None:
     """Write every row of the ledger for one tenant and month, with all that its amount follows from.
 
-    In CSV, a text of the client that a spreadsheet would compute begins with an apostrophe.
+    In CSV, an apostrophe stands before what a spreadsheet would compute in a text of the client.
     """
     if not MONTH.fullmatch(month):
         raise typer.BadParameter(f"--month {month[:20]}: write YEAR-MONTH, as 2026-11")
@@ -76,7 +75,7 @@ async def write_rows(file: TextIO, form: str, rows: AsyncIterator[dict[str, Any]
         if form == "jsonl":
             file.write(json.dumps(document) + "\n")
         else:
-            writer.writerow({**document, **{name: plain(document[name]) for name in TEXTS}})
+            writer.writerow({**document, **{name: csv_text(document[name]) for name in TEXTS}})
 
 
 def written(value: Any) -> Any:
@@ -84,11 +83,6 @@ def written(value: Any) -> Any:
     if isinstance(value, datetime):
         return utc_text(value)
     return str(value) if isinstance(value, UUID) else value
-
-
-def plain(text: str | None) -> str | None:
-    """The text with an apostrophe before it if a spreadsheet would take it for a formula."""
-    return f"'{text}" if text is not None and text.startswith(_FORMULA) else text
 
 
 @app.command()

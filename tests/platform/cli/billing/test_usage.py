@@ -80,12 +80,6 @@ def test_an_export_has_all_that_an_amount_follows_from(database_url: str, form: 
     assert texts == ({"'-2-3", "plain", ""} if form == "csv" else {"-2-3", "plain", None})
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
-def test_no_text_in_csv_is_a_formula(text: str) -> None:
-    assert usage.plain(text) == f"'{text}"
-    assert usage.plain(f"a{text}") == f"a{text}" and usage.plain(None) is None
-
-
 def test_an_export_is_a_new_file(database_url: str, tmp_path: Path) -> None:
     use(database_url)
     arguments = ("export", "--tenant", "acme", "--month", MONTH, "--output", str(tmp_path / "rows.csv"))

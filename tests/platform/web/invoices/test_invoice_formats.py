@@ -18,6 +18,7 @@ from loraplex.platform.web.invoices.invoice_formats import (
     invoice_csv,
     invoice_html,
 )
+from loraplex.platform.web.responses import csv_text
 from loraplex.tenants.invoices.content import InvoiceContent
 from loraplex.tenants.invoices.document import invoice_document
 from loraplex.tenants.invoices.invoices import InvoiceDetails
@@ -153,6 +154,12 @@ def test_no_text_in_the_csv_is_a_formula(first: str) -> None:
     text = f"{first}HYPERLINK(1)"
     rows = list(csv.DictReader(io.StringIO(invoice_csv(invoice_document(invoice(text))), newline="")))
     assert rows[0]["adapter"] == f"'{text}"
+
+
+@pytest.mark.parametrize("split", [";", "\t", "\n"])
+def test_no_part_of_a_text_is_a_formula_where_a_spreadsheet_splits_it(split: str) -> None:
+    assert csv_text(f"x{split}=1") == f"x{split}'=1"
+    assert csv_text("a-b; c=d") == "a-b; c=d" and csv_text("-5") == "-5"
 
 
 def test_the_csv_has_the_lines_and_the_sums() -> None:
