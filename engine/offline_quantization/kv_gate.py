@@ -5,7 +5,6 @@ most rounded keys and values.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from loraplex.engine.config import CacheConfig, EngineConfig
@@ -20,7 +19,7 @@ from loraplex.engine.offline_quantization.quality_gate import (
     compare_scorers,
     window_size,
 )
-from loraplex.engine.offline_quantization.synthetic_text import WRITING, sample_text
+from loraplex.engine.offline_quantization.synthetic_text import sample_text
 
 LONG_WINDOW: Final = 3072
 LATE: Final = 2048
@@ -63,15 +62,13 @@ def check_kv(
     )
     size = min(LONG_WINDOW, loaded.max_model_len)
     if text is None:
-        progress(WRITING)
         part = window_size(loaded)
-        written = sample_text(loaded, -(-EVALUATED_TOKENS // part), part, 1, partial(progress, WRITING))
+        written = sample_text(loaded, -(-EVALUATED_TOKENS // part), part, 1, progress)
         ids = [token for each in written for token in each][:EVALUATED_TOKENS]
     else:
         ids = loaded.tokenizer.encode(text).ids[:EVALUATED_TOKENS]
     texts = [ids[start : start + size] for start in range(0, len(ids) - 1, size)]
     progress("judging")
     own, other = (WindowScorer(loaded, size, kv_cache_dtype(each, loaded.dtype)) for each in ("auto", name))
-    return KvQuality(
-        *compare_scorers(own, other, texts, partial(progress, "judging"), min(LATE, size * 3 // 4))
-    )
+    tracked = progress.tracked("judging", texts)
+    return KvQuality(*compare_scorers(own, other, tracked, min(LATE, size * 3 // 4)))

@@ -5,9 +5,9 @@ perplexity (Jelinek et al. 1977), agreement of the likeliest token, KL divergenc
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +21,15 @@ from loraplex.engine.model_loading import LoadedModel
 WINDOW_TOKENS = 512
 MIN_TOKENS = 256
 BLOCK_SIZE = 16
+Item = TypeVar("Item")
 
 
 class OnProgress(Protocol):
-    """Is told each stage as it begins, and in a long one the share that is done, from 0 to 1."""
+    """Gets each stage as it begins, and in a long one the share that is done, from 0 to 1, or the items of its loop."""
 
     def __call__(self, stage: str, share: float | None = None) -> None: ...
+
+    def tracked(self, stage: str, items: Collection[Item]) -> Iterator[Item]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,31 +85,21 @@ class Quality:
         ]
 
 
-def compare_models(
-    base: LoadedModel,
-    quantized: LoadedModel,
-    texts: list[list[int]],
-    on_share: Callable[[float], None] = lambda _: None,
-) -> Quality:
+def compare_models(base: LoadedModel, quantized: LoadedModel, texts: Iterable[list[int]]) -> Quality:
     """Compare on `texts` of at most `window_size` tokens each. Raises `ModelError` if they are too few or the models do not
     match.
     """
     if base.config.vocab_size != quantized.config.vocab_size:
         raise ModelError("the two models have different vocabularies")
-    return compare_scorers(WindowScorer(base), WindowScorer(quantized), texts, on_share)[0]
+    return compare_scorers(WindowScorer(base), WindowScorer(quantized), texts)[0]
 
 
 def compare_scorers(
-    base: "WindowScorer",
-    other: "WindowScorer",
-    texts: list[list[int]],
-    on_share: Callable[[float], None],
-    later: int = 0,
+    base: "WindowScorer", other: "WindowScorer", texts: Iterable[list[int]], later: int = 0
 ) -> tuple[Quality, Quality]:
     """Compare over all predictions, and over those after at least `later` tokens. Raises `ModelError` if they are too few."""
     totals = torch.zeros(2, 5, dtype=torch.float64)
-    for index, ids in enumerate(texts):
-        on_share(index / len(texts))
+    for ids in texts:
         expected, actual = (each.log_probabilities(ids) for each in (base, other))
         targets = torch.tensor(ids[1:], device=expected.device).unsqueeze(1)
         actual = actual.to(expected.device)

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from secrets import token_hex
@@ -35,7 +34,7 @@ from loraplex.engine.offline_quantization.quality_gate import (
     window_size,
     windows,
 )
-from loraplex.engine.offline_quantization.synthetic_text import WRITING, sample_text
+from loraplex.engine.offline_quantization.synthetic_text import sample_text
 from loraplex.engine.quantization.quantized_weight import QuantizedWeight
 from loraplex.engine.quantization.scheme import NONE, SCHEMES, quantize_parameter
 
@@ -88,7 +87,7 @@ def quantize_model(request: QuantizeJob, progress: OnProgress) -> QuantizedModel
         write_checkpoint(source, draft, base.config, _rounded(base, request.scheme, moments))
         progress("judging")
         rounded = load_model(_config(request, str(draft)))
-        quality = compare_models(base, rounded, texts, partial(progress, "judging"))
+        quality = compare_models(base, rounded, progress.tracked("judging", texts))
         violations = quality.violations(request.bounds)
         before, after = (_weight_bytes(folder) for folder in (source, draft))
         if not violations:
@@ -151,10 +150,9 @@ def _moments(base: LoadedModel, request: QuantizeJob, progress: OnProgress) -> I
     if request.scheme not in CALIBRATED or request.calibration is None:
         return InputMoments()
     texts = windows(base, request.calibration, CALIBRATION_TOKENS)
-    progress("calibrating")
     scorer = WindowScorer(base)
     with watched(base.decoder) as moments:
-        for ids in texts:
+        for ids in progress.tracked("calibrating", texts):
             scorer.log_probabilities(ids)
     return moments
 
@@ -162,9 +160,8 @@ def _moments(base: LoadedModel, request: QuantizeJob, progress: OnProgress) -> I
 def _evaluation_texts(base: LoadedModel, request: QuantizeJob, progress: OnProgress) -> list[list[int]]:
     if request.text is not None:
         return windows(base, request.text, EVALUATED_TOKENS)
-    progress(WRITING)
     size = window_size(base)
-    return sample_text(base, -(-EVALUATED_TOKENS // size), size, 1, partial(progress, WRITING))
+    return sample_text(base, -(-EVALUATED_TOKENS // size), size, 1, progress)
 
 
 def _weight_bytes(folder: Path) -> int:

@@ -4,7 +4,6 @@ Invariant: the same model and seed give the same text, and texts of different se
 """
 
 import dataclasses
-from collections.abc import Callable
 
 from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
@@ -12,6 +11,7 @@ from loraplex.engine.errors import AdapterLoadFailed, ModelError
 from loraplex.engine.lora.weights import LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.model_loading import LoadedModel
+from loraplex.engine.offline_quantization.quality_gate import OnProgress
 from loraplex.engine.sampling_params import SamplingParams
 
 ROWS_AT_ONCE = 16
@@ -32,7 +32,7 @@ def sample_text(
     count: int,
     length: int,
     seed: int,
-    on_share: Callable[[float], None] = lambda _: None,
+    progress: OnProgress,
 ) -> list[list[int]]:
     """Draw `count` texts of `length` tokens, at temperature 1, after an end token. Raises `ModelError` where a row fails."""
     blocks = ROWS_AT_ONCE * (length // _BLOCK_SIZE + 2)
@@ -44,7 +44,7 @@ def sample_text(
     )
     engine = Engine(dataclasses.replace(model, num_blocks=blocks), config, _NoAdapters())
     try:
-        return _drawn(engine, model, count, length, seed, on_share)
+        return _drawn(engine, model, count, length, seed, progress)
     finally:
         engine.close()
 
@@ -55,10 +55,11 @@ def _drawn(
     count: int,
     length: int,
     seed: int,
-    on_share: Callable[[float], None],
+    progress: OnProgress,
 ) -> list[list[int]]:
     start = next(iter(model.config.eos_token_ids), 0)
     texts: dict[str, list[int]] = {}
+    progress(WRITING)
     for index in range(count):
         texts[str(index)] = [start]
         sampling = SamplingParams(
@@ -75,5 +76,5 @@ def _drawn(
             raise ModelError(f"the model cannot write a text: {error}")
         for output in result.outputs:
             texts[output.sequence.request_id].append(output.token_id)
-        on_share(sum(map(len, texts.values())) / (count * length))
+        progress(WRITING, sum(map(len, texts.values())) / (count * length))
     return list(texts.values())

@@ -90,10 +90,8 @@ def _write(source: BackupSource, draft: Path, progress: Progress) -> Manifest:
     for name in (SECRET_FILE, BASE_MODEL_FILE):
         with suppress(FileNotFoundError):
             write_private(draft / name, (source.data_dir / name).read_bytes())
-    files = dict[str, FileFacts]()
-    for index, name in enumerate(names := list(list_files(draft))):
-        progress("hashing files", index / len(names))
-        files[name] = _synced(draft / name)
+    names = progress.tracked("hashing files", [*list_files(draft)])
+    files = {name: _synced(draft / name) for name in names}
     manifest = Manifest(
         format=FORMAT,
         version=metadata.version("loraplex"),
@@ -122,8 +120,7 @@ def _copy_adapters(data_dir: Path, draft: Path, progress: Progress) -> None:
     """Copy the adapters that the backup does not have yet. One that is deleted meanwhile is left out."""
     store = LocalAdapterStore(data_dir / ADAPTERS_FOLDER)
     stored = [(tenant_id, digest) for tenant_id in store.tenants() for digest in store.digests(tenant_id)]
-    for index, (tenant_id, digest) in enumerate(stored):
-        progress("copying adapters", index / len(stored))
+    for tenant_id, digest in progress.tracked("copying adapters", stored):
         target = draft / ADAPTERS_FOLDER / str(tenant_id) / digest
         if target.exists():
             continue

@@ -1,13 +1,14 @@
 """`backup.json`: what a backup contains, by which a restore checks every file before it changes anything."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from loraplex.platform.processes.progress import Progress
 from loraplex.platform.startup_errors import StartError
 
 MANIFEST_FILE: Final = "backup.json"
@@ -64,7 +65,7 @@ def file_facts(path: Path) -> FileFacts:
     return FileFacts(path.stat().st_size, digest.hexdigest())
 
 
-def read_manifest(folder: Path, on_share: Callable[[float], None] = lambda _: None) -> Manifest:
+def read_manifest(folder: Path, progress: Progress) -> Manifest:
     """Read the manifest and check that the files are those it names. Raises `BackupFailed`."""
     file = folder / MANIFEST_FILE
     try:
@@ -80,8 +81,7 @@ def read_manifest(folder: Path, on_share: Callable[[float], None] = lambda _: No
         raise BackupFailed(f"{folder} lacks {missing[0]}, and {len(missing) - 1} other files")
     if more := sorted(found - manifest.files.keys()):
         raise BackupFailed(f"{folder}/{more[0]} is not part of the backup")
-    for index, (name, facts) in enumerate(manifest.files.items()):
-        on_share(index / len(manifest.files))
+    for name, facts in progress.tracked("checking the backup", manifest.files.items()):
         if file_facts(folder / name) != facts:
             raise BackupFailed(
                 f"{folder}/{name} is damaged: its size or its SHA-256 is not that of {MANIFEST_FILE}"

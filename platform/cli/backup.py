@@ -9,7 +9,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -88,8 +87,7 @@ async def restore_command(
     """Restore a backup into a new data directory and an empty database. The next start ships its journals."""
     settings = load_settings({"data_dir": data_dir})
     with shown_progress() as progress:
-        on_share = partial(progress, "checking the backup")
-        manifest = await asyncio.to_thread(read_manifest, folder, on_share)
+        manifest = await asyncio.to_thread(read_manifest, folder, progress)
     if manifest.schema_revision > newest_revision():
         raise BackupFailed(f"{folder} is of a newer version: its schema is {manifest.schema_revision}")
     if not manifest.has_secret and settings.secret is None:

@@ -307,12 +307,7 @@ def run_bench(
     if not as_json:
         report.print(Console())
     if folder is not None:
-        print_progress(f"wrote {write_lines(report, folder)}")
-
-
-def print_progress(text: str) -> None:
-    """Print a line to standard error."""
-    Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
+        progress(f"wrote {write_lines(report, folder)}")
 
 
 def resolve_model(model: str | None, progress: Progress | None = None) -> str:

@@ -15,7 +15,6 @@ from typing import Annotated, Any, TypeAlias
 import typer
 from rich.console import Console
 
-from loraplex.platform.cli.bench import print_progress
 from loraplex.platform.cli.command_context import DataDir, end_at_sigterm, exit_codes
 from loraplex.platform.cli.output import AsJson
 from loraplex.platform.config import load_settings
@@ -32,6 +31,7 @@ from loraplex.platform.drills.faults.redis_flush import RedisFlush
 from loraplex.platform.drills.installation import Installation, find_installation
 from loraplex.platform.drills.report import DrillReport
 from loraplex.platform.drills.traffic import DrillLoad
+from loraplex.platform.processes.progress import shown_progress
 from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.tenants.errors import TenantsError
 
@@ -169,7 +169,8 @@ def drill(
         fault = make_fault(installation)
         await fault.check()
         confirm(fault, yes)
-        return await run_drill(fault, load, print_progress)
+        with shown_progress() as progress:
+            return await run_drill(fault, load, progress)
 
     with exit_codes():
         try:
@@ -188,7 +189,7 @@ def drill(
 
 def confirm(fault: Fault, yes: bool) -> None:
     """Say what will be done, and ask unless `yes`. Raises `DrillImpossible` without a terminal, or where the answer is no."""
-    print_progress(f"drill {fault.name}: this will {fault.plan()}")
+    typer.echo(f"drill {fault.name}: this will {fault.plan()}", err=True)
     if yes:
         return
     if not is_terminal():

@@ -23,6 +23,7 @@ from loraplex.platform.evaluations.conformance import NAME, conformance_suite
 from loraplex.platform.evaluations.report import Figures, Report, report_bytes
 from loraplex.platform.evaluations.runner import CaseResult, asking, evaluate
 from loraplex.platform.evaluations.suite import MAX_SUITE_BYTES, Suite, read_suite
+from loraplex.platform.processes.progress import shown_progress
 from loraplex.platform.startup_errors import StartError
 
 SHOWN: Final = 10
@@ -85,10 +86,11 @@ async def _evaluate(
 ) -> tuple[Report, list[list[CaseResult]]]:
     """Return the report, and the results of each model."""
     total, sides = len(suite.cases) * len(models), [list[CaseResult]() for _ in models]
-    with Console(stderr=True).status("") as status:
+    with shown_progress() as progress:
+        progress(stage := f"{total} answers")
 
         async def keep(side: int, result: CaseResult) -> None:
-            status.update(f"{sum(map(len, sides)) + 1} of {total} answers")
+            progress(stage, (sum(map(len, sides)) + 1) / total)
 
         async with open_server(url, key, "v1") as client:
             asked = (suite, models, seed, uuid4().hex, asking(client), validate_here)

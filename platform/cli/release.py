@@ -3,7 +3,6 @@
 import asyncio
 import json
 from dataclasses import asdict
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -53,9 +52,7 @@ def check_command(
     async def work() -> list[Check]:
         end_at_sigterm()
         found = []
-        async for check in run_checks(
-            parse_spec(old), parse_spec(new), bounds, quick, partial(typer.echo, err=True)
-        ):
+        async for check in run_checks(parse_spec(old), parse_spec(new), bounds, quick):
             found.append(check)
             typer.echo(check.line, err=as_json)
         return found

@@ -6,10 +6,10 @@ Invariant: every request may be repeated; an upload that fails is aborted, so no
 import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 from uuid import uuid4
 
 import httpx
@@ -21,6 +21,7 @@ from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, max
 from loraplex.adapters.storage.safe_files import OpenFile, hash_descriptor, open_regular, read_exactly
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.platform.cli.remote_server import open_server, problem_of
+from loraplex.platform.processes.progress import SILENT, Progress
 from loraplex.platform.startup_errors import RequestFailed
 from loraplex.tenants.names import check_adapter_name
 from loraplex.tenants.registry.records import SERVING_STATES
@@ -30,8 +31,6 @@ ATTEMPTS: Final = 5
 POLL_S: Final = 0.5
 MAX_PAUSE_S: Final = 30.0
 VALIDATION: Final = "validating and probing"
-OnProgress: TypeAlias = Callable[[str, float | None], None]
-"""Is told each stage, and the share of it that is done."""
 BUSY: Final = frozenset({429, 502, 503, 504})
 MAX_BYTES: Final = max_file_bytes(DEFAULT_LIMITS)
 
@@ -39,7 +38,7 @@ MAX_BYTES: Final = max_file_bytes(DEFAULT_LIMITS)
 class RemotePush:
     """Pushes with a key of the tenant `tenant`, which may write its adapters."""
 
-    def __init__(self, http: httpx.AsyncClient, tenant: str, progress: OnProgress = lambda *_: None) -> None:
+    def __init__(self, http: httpx.AsyncClient, tenant: str, progress: Progress = SILENT) -> None:
         self._http = http
         self._tenant = tenant
         self._progress = progress
@@ -55,14 +54,14 @@ class RemotePush:
         is_first = await self._ensure_adapter(name)
         async with self._upload(name, files) as upload:
             sent, total = 0, sum(file["size"] for file in files)
-            self._progress(stage := f"uploading {name}: {total:,} bytes", None)
+            self._progress(stage := f"uploading {name}: {total:,} bytes")
             for file in files:
                 async for size in self._send_parts(upload, request.folder / file["name"]):
                     sent += size
                     self._progress(stage, sent / total)
             path = f"uploads/{upload['id']}/complete"
             number = int((await self._send("POST", path, expected=202)).json()["version"])
-        self._progress(VALIDATION, None)
+        self._progress(VALIDATION)
         version = await self._result(name, number)
         if request.profile is not None:
             # After the result: until then the server's own changes move the revision.
@@ -178,7 +177,7 @@ class RemotePush:
 
 @asynccontextmanager
 async def open_remote_push(
-    url: str, key: str, tenant: str, progress: OnProgress = lambda *_: None
+    url: str, key: str, tenant: str, progress: Progress = SILENT
 ) -> AsyncIterator[RemotePush]:
     """Open a client of the server at `url`. Raises `SettingsError` for an address or a key that is none."""
     async with open_server(url, key, "tenant/v1") as client:

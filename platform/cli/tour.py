@@ -37,6 +37,7 @@ from loraplex.platform.drills.faults.engine_loss import EngineKill
 from loraplex.platform.drills.installation import Installation, find_installation
 from loraplex.platform.drills.traffic import DrillLoad
 from loraplex.platform.inference.rate_limit_headers import MODE_HEADER
+from loraplex.platform.processes.progress import SILENT
 from loraplex.platform.startup_errors import RequestFailed, StartError
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
@@ -267,7 +268,7 @@ async def engine_kill(visit: Visit) -> Found:
     found, load = visit.installation, DrillLoad(max_tokens=8)
     fault = EngineKill(installation=found)
     await fault.check()
-    report = await run_drill(fault, load, lambda _: None)
+    report = await run_drill(fault, load, SILENT)
     kept = "; ".join(f"{each.name}: {each.found}" for each in report.promises)
     options = f"--data-dir {quote(str(found.data_dir))} --base-url {visit.access.base_url}"
     visit.repeat = f"loraplex drill engine-kill --yes {options}"

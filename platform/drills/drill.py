@@ -5,7 +5,7 @@ Invariant: whatever ends it, the fault is taken back and the tenant ended, by th
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 from uuid import UUID
@@ -21,6 +21,7 @@ from loraplex.platform.drills.report import DrillReport, Promise
 from loraplex.platform.drills.traffic import TIMEOUT_S, DrillLoad, Traffic, recovery_s
 from loraplex.platform.drills.undo import EndTenant, Undo
 from loraplex.platform.drills.watchdog import DrillWatchdog
+from loraplex.platform.processes.progress import Progress
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.counter_drift import compare_counters, opened_counters
 from loraplex.tenants.counters.counters import Counters
@@ -42,8 +43,6 @@ QUOTA_POLL_S: Final = 0.5
 QUOTAS: Final = "quota counters agree with the ledger, and nothing stays reserved"
 FAILURES: Final = (psutil.Error, psycopg.Error, TenantsError, OSError)
 """What a fault or its undo raises where the system does not let it."""
-
-Progress = Callable[[str], None]
 
 
 async def run_drill(fault: Fault, load: DrillLoad, progress: Progress) -> DrillReport:

@@ -3,13 +3,16 @@
 Invariant: what moves is one row, so that a log line of another process, which erases one row, leaves nothing of it behind.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from typing import Final, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
+
+Item = TypeVar("Item")
 
 
 class Progress:
@@ -37,6 +40,12 @@ class Progress:
         if share is not None and self._bars.tasks:
             self._bars.update(self._bars.tasks[0].id, total=1.0, completed=share)
 
+    def tracked(self, stage: str, items: Collection[Item]) -> Iterator[Item]:
+        """Yield the items of a loop, and show how many are done."""
+        for done, item in enumerate(items):
+            self(stage, done / len(items))
+            yield item
+
     def _begin(self, stage: str) -> None:
         previous, self._current = self._current, stage
         if not self._is_live:
@@ -61,6 +70,9 @@ class Progress:
 
     def _print(self, stage: str) -> None:
         self._console.print(escape(stage), highlight=False, soft_wrap=True)
+
+
+SILENT: Final = Progress(Console(quiet=True, force_terminal=False))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from loraplex.platform.evaluations.answers import grade, validate_here
 from loraplex.platform.evaluations.conformance import conformance_suite
 from loraplex.platform.evaluations.runner import asking
 from loraplex.platform.evaluations.suite import Case, Suite, read_suite
+from loraplex.platform.processes.progress import shown_progress
 from loraplex.platform.release_check.corpus import CONVERSATIONS, GOLDEN, PROMPTS
 from loraplex.platform.release_check.releases import BASE, Release, ReleaseSpec, open_release
 from loraplex.platform.startup_errors import StartError
@@ -98,14 +99,12 @@ class Pair:
         }
 
 
-async def run_checks(
-    old: ReleaseSpec, new: ReleaseSpec, bounds: Bounds, quick: bool, progress: Callable[[str], None]
-) -> AsyncIterator[Check]:
+async def run_checks(old: ReleaseSpec, new: ReleaseSpec, bounds: Bounds, quick: bool) -> AsyncIterator[Check]:
     """Serve both sides, and yield the result of each check as it ends. Raises `StartError`, `EngineError`."""
     kv = new.settings.get("kv_cache_dtype", "auto")
     if kv not in ("auto", old.settings.get("kv_cache_dtype")) and new.key_file is None:
         # Before the servers, whose models would leave no memory for a third one.
-        for check in await _measured(f"kv {kv}", partial(asyncio.to_thread, kv_check, new, kv, progress)):
+        for check in await _measured(f"kv {kv}", partial(asyncio.to_thread, kv_check, new, kv)):
             yield check
     async with open_release(old) as one, open_release(new) as other:
         differ = False
@@ -143,18 +142,14 @@ def _steps(pair: Pair) -> list[tuple[str, Measure]]:
     ]
 
 
-def kv_check(spec: ReleaseSpec, kv: str, progress: Callable[[str], None]) -> list[Check]:
+def kv_check(spec: ReleaseSpec, kv: str) -> list[Check]:
     """The quality gate of a KV type, with the quantization that is served. Raises `ModelError`, `StartError`."""
     # Imported here: `--help` needs no torch.
     from loraplex.engine.offline_quantization.kv_gate import KV_BOUNDS, check_kv
 
     given = {name: spec.settings[name] for name in LOADING if name in spec.settings}
-
-    def told(stage: str, share: float | None = None) -> None:
-        if share is None:
-            progress(stage)
-
-    measured = check_kv(spec.model, kv, None, told, **given)
+    with shown_progress() as progress:
+        measured = check_kv(spec.model, kv, None, progress, **given)
     figures = "; ".join(
         f"{where}: perplexity {each.perplexity_ratio:.3f} x, top-1 {each.top1_agreement:.3f}, KL {each.kl:.4f}"
         for where, each in (("all", measured.whole), ("late positions", measured.late))

@@ -10,7 +10,6 @@ import typer
 from tests.benchmarks.commands import engine, gateway, installation, kernels, serving, stores
 
 from loraplex.platform.bench.report import RESULTS, checkout_root
-from loraplex.platform.cli.bench import print_progress
 from loraplex.platform.cli.command_context import exit_codes
 from loraplex.platform.startup_errors import SettingsError
 
@@ -75,7 +74,7 @@ def results_page(
         lines = read_lines(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(render(lines), encoding="utf-8")
-    print_progress(f"wrote {target}: {len(lines)} lines of {folder}")
+    typer.echo(f"wrote {target}: {len(lines)} lines of {folder}", err=True)
 
 
 if __name__ == "__main__":

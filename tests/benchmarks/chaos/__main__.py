@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -11,7 +12,6 @@ from tests.benchmarks.chaos.matrix import ChaosJob, measure_chaos
 from tests.benchmarks.checkout import CHECKOUT
 
 from loraplex.platform.bench.report import BenchFailed, Report
-from loraplex.platform.cli.bench import print_progress
 from loraplex.platform.processes.child_process import module_command
 from loraplex.platform.processes.environment import foreign_environment
 
@@ -37,7 +37,7 @@ def measure_in_namespace(job: ChaosJob) -> Report:
 def main() -> None:
     """Run the job of standard input."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=ChaosJob)
-    report = asyncio.run(measure_chaos(job, print_progress))
+    report = asyncio.run(measure_chaos(job, partial(print, file=sys.stderr)))
     sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
 
 

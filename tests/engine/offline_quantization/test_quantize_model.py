@@ -11,6 +11,7 @@ import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationConfig
+from rich.console import Console
 from safetensors.torch import load_file
 from transformers import CompressedTensorsConfig, LlamaForCausalLM
 
@@ -25,6 +26,7 @@ from loraplex.engine.models.decoder_state import DecoderState, Weight
 from loraplex.engine.offline_quantization.quality_gate import QualityBounds, compare_models, windows
 from loraplex.engine.offline_quantization.quantize_model import QuantizeJob, quantize_model
 from loraplex.engine.quantization.quantized_weight import QuantizedWeight, dequantize
+from loraplex.platform.processes.progress import SILENT, Progress
 
 ANYTHING = QualityBounds(max_perplexity_ratio=100.0, min_top1_agreement=0.0, max_kl=100.0)
 TEXT = " ".join(f"w{(i * i + 7 * i) % 96}" for i in range(301))
@@ -50,13 +52,9 @@ def load(folder: Path) -> LoadedModel:
     return load_model(settings)
 
 
-def silent(stage: str, share: float | None = None) -> None:
-    assert stage and 0 <= (share or 0) <= 1
-
-
 @pytest.mark.parametrize("scheme", ["int8", "int4", "fp8"])
 def test_the_artefact_is_what_was_measured(base: LoadedModel, request_for: QuantizeJob, scheme: str) -> None:
-    release = quantize_model(replace(request_for, scheme=scheme), silent)
+    release = quantize_model(replace(request_for, scheme=scheme), SILENT)
     assert release.violations == []
     again = compare_models(base, load(request_for.folder), windows(base, TEXT, 301))
     assert again == release.quality
@@ -66,7 +64,7 @@ def test_the_artefact_is_what_was_measured(base: LoadedModel, request_for: Quant
 
 
 def test_the_manifest_names_source_figures_and_files(base: LoadedModel, request_for: QuantizeJob) -> None:
-    release = quantize_model(request_for, silent)
+    release = quantize_model(request_for, SILENT)
     manifest = json.loads((request_for.folder / MANIFEST_FILE).read_text())
     assert manifest["source_digest"] == base.digest and manifest["scheme"] == "int8"
     assert manifest["quality"]["kl"] == release.quality.kl
@@ -82,7 +80,7 @@ def test_the_manifest_names_source_figures_and_files(base: LoadedModel, request_
 
 
 def test_an_artefact_is_served_as_it_was_measured_or_not_at_all(request_for: QuantizeJob) -> None:
-    quantize_model(request_for, silent)
+    quantize_model(request_for, SILENT)
     for name in ("model.safetensors", "config.json", "tokenizer.json", "LICENSE"):
         file = request_for.folder / name
         measured = file.read_bytes()
@@ -101,23 +99,23 @@ def test_weights_that_are_not_the_models_do_not_count(
     twice = tmp_path / "twice"
     shutil.copytree(base_folder, twice)
     shutil.copyfile(twice / "model.safetensors", twice / "consolidated.safetensors")
-    release = quantize_model(replace(request_for, model=str(twice)), silent)
+    release = quantize_model(replace(request_for, model=str(twice)), SILENT)
     assert release.bytes_before == (base_folder / "model.safetensors").stat().st_size
 
 
 def test_a_model_that_loses_too_much_leaves_nothing(request_for: QuantizeJob) -> None:
     strict = replace(ANYTHING, max_kl=0.0)
-    release = quantize_model(replace(request_for, scheme="int4", bounds=strict), silent)
+    release = quantize_model(replace(request_for, scheme="int4", bounds=strict), SILENT)
     assert len(release.violations) == 1 and "KL divergence" in release.violations[0]
     assert list(request_for.folder.parent.iterdir()) == []
 
 
 def test_int4_is_fitted_to_a_text_where_there_is_one(request_for: QuantizeJob) -> None:
-    plain = quantize_model(replace(request_for, scheme="int4"), silent)
+    plain = quantize_model(replace(request_for, scheme="int4"), SILENT)
     words = " ".join(f"w{(i * i + 3 * i) % 96}" for i in range(2000))
     fitted_folder = request_for.folder.parent / "fitted"
     fitted = quantize_model(
-        replace(request_for, scheme="int4", folder=fitted_folder, calibration=words), silent
+        replace(request_for, scheme="int4", folder=fitted_folder, calibration=words), SILENT
     )
     assert fitted.quality != plain.quality and fitted.bytes_after == plain.bytes_after
     manifest = json.loads((fitted_folder / MANIFEST_FILE).read_text())
@@ -127,44 +125,46 @@ def test_int4_is_fitted_to_a_text_where_there_is_one(request_for: QuantizeJob) -
 def test_without_a_text_the_model_writes_its_own(request_for: QuantizeJob) -> None:
     stages: dict[str, float | None] = {}
 
-    def told(stage: str, share: float | None = None) -> None:
-        stages[stage] = share
+    class Recorded(Progress):
+        def __call__(self, stage: str, share: float | None = None) -> None:
+            stages[stage] = share
 
-    release = quantize_model(replace(request_for, text=None), told)
+    release = quantize_model(replace(request_for, text=None), Recorded(Console(quiet=True)))
     assert stages["writing a text for the quality gate"] == 1.0 and 0 < (stages["judging"] or 0) < 1
     assert release.quality.tokens > 4000
     assert json.loads((request_for.folder / MANIFEST_FILE).read_text())["text_sha256"] is None
 
 
 def test_a_quantized_model_is_not_quantized_again(request_for: QuantizeJob) -> None:
-    quantize_model(request_for, silent)
+    quantize_model(request_for, SILENT)
     again = replace(request_for, model=str(request_for.folder), folder=request_for.folder.parent / "again")
     with pytest.raises(ModelError, match="quantized already"):
-        quantize_model(again, silent)
+        quantize_model(again, SILENT)
     assert [path.name for path in request_for.folder.parent.iterdir()] == ["out"]
 
 
 def test_a_folder_that_exists_is_never_touched(request_for: QuantizeJob) -> None:
     request_for.folder.mkdir()
     with pytest.raises(ModelError, match="exists already"):
-        quantize_model(request_for, silent)
+        quantize_model(request_for, SILENT)
     assert list(request_for.folder.iterdir()) == []
 
 
 def test_a_link_that_leads_nowhere_is_never_touched(request_for: QuantizeJob, tmp_path: Path) -> None:
     request_for.folder.symlink_to(tmp_path / "nowhere")
     with pytest.raises(ModelError, match="exists already"):
-        quantize_model(request_for, silent)
+        quantize_model(request_for, SILENT)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_folder_created_meanwhile_is_never_touched(request_for: QuantizeJob) -> None:
-    def meddling(stage: str, share: float | None = None) -> None:
-        if stage == "judging" and share is None:
-            request_for.folder.mkdir()
+    class Meddling(Progress):
+        def __call__(self, stage: str, share: float | None = None) -> None:
+            if stage == "judging" and share is None:
+                request_for.folder.mkdir()
 
     with pytest.raises(ModelError, match="exists already"):
-        quantize_model(request_for, meddling)
+        quantize_model(request_for, Meddling(Console(quiet=True)))
     assert list(request_for.folder.parent.iterdir()) == [request_for.folder]
     assert list(request_for.folder.iterdir()) == []
 
@@ -172,13 +172,13 @@ def test_a_folder_created_meanwhile_is_never_touched(request_for: QuantizeJob) -
 def test_a_folder_that_cannot_be_written_is_reported(request_for: QuantizeJob, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match=r"file/out: cannot be written"):
-        quantize_model(replace(request_for, folder=tmp_path / "file" / "out"), silent)
+        quantize_model(replace(request_for, folder=tmp_path / "file" / "out"), SILENT)
 
 
 def test_who_may_read_it_is_the_owners_choice(request_for: QuantizeJob) -> None:
     before = os.umask(0o077)
     try:
-        quantize_model(request_for, silent)
+        quantize_model(request_for, SILENT)
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o077 for path in (request_for.folder, *request_for.folder.iterdir())} == {
@@ -188,11 +188,11 @@ def test_who_may_read_it_is_the_owners_choice(request_for: QuantizeJob) -> None:
 
 def test_an_unknown_scheme_is_refused(request_for: QuantizeJob) -> None:
     with pytest.raises(ModelError, match="int8, int4"):
-        quantize_model(replace(request_for, scheme="int2"), silent)
+        quantize_model(replace(request_for, scheme="int2"), SILENT)
 
 
 def test_transformers_reads_the_same_weights(request_for: QuantizeJob) -> None:
-    quantize_model(request_for, silent)
+    quantize_model(request_for, SILENT)
     model = LlamaForCausalLM.from_pretrained(
         request_for.folder,
         quantization_config=CompressedTensorsConfig(run_compressed=False),
@@ -205,7 +205,7 @@ def test_transformers_reads_the_same_weights(request_for: QuantizeJob) -> None:
 
 def test_compressed_tensors_reads_the_same_int4_weights(request_for: QuantizeJob) -> None:
     """The package itself: `transformers` knows one format for all of a model, and this head has 8 bits."""
-    quantize_model(replace(request_for, scheme="int4"), silent)
+    quantize_model(replace(request_for, scheme="int4"), SILENT)
     config = json.loads((request_for.folder / "config.json").read_text())["quantization_config"]
     groups = QuantizationConfig.model_validate(config).config_groups.values()
     # Groups of 32 for most, of 128 for this one, and the head by channel.

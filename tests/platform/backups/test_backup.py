@@ -30,6 +30,7 @@ from loraplex.platform.datastores.embedded.binaries import find_postgres
 from loraplex.platform.datastores.embedded.postgres import superuser_url
 from loraplex.platform.datastores.embedded.servers import SERVICES_FOLDER, EmbeddedServices
 from loraplex.platform.datastores.migrations import upgrade
+from loraplex.platform.processes.progress import SILENT
 from loraplex.platform.server.base_model_file import BaseModelFacts, write_base_model
 from loraplex.platform.server.secret import server_secret
 from loraplex.tenants.admission.recovery import ship_left_behind
@@ -266,7 +267,7 @@ async def test_a_secret_that_is_not_in_the_backup_must_be_given(small_backup: Pa
 
 
 def test_a_failed_restore_leaves_no_file(small_backup: Path, tmp_path: Path) -> None:
-    manifest = read_manifest(small_backup)
+    manifest = read_manifest(small_backup, SILENT)
     (small_backup / "server.secret").write_text("s" * 32)
     (small_backup / "journal").mkdir()
     (tmp_path / "bin").mkdir()

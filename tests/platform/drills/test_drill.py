@@ -15,6 +15,7 @@ from loraplex.platform.drills.ledger_drift import LedgerDrift
 from loraplex.platform.drills.traffic import CONNECTION_LOST, RequestOutcome, Traffic
 from loraplex.platform.drills.undo import RemoveFile, Undo
 from loraplex.platform.drills.watchdog import DrillWatchdog
+from loraplex.platform.processes.progress import SILENT
 
 
 class Noted(DrillWatchdog):
@@ -43,20 +44,16 @@ REFUSED = Traffic(["http://127.0.0.1:1"], "key", "model", 1.0, 1)
 REFUSED.outcomes.append(RequestOutcome("r", 0.0, 1.0, 507, "storage_full", False, None, 0))
 
 
-def ignore(text: str) -> None:
-    assert text
-
-
 async def test_the_fault_is_taken_back_at_its_end(tmp_path: Path) -> None:
     watchdog, fault = Noted(), filling(tmp_path, 0.05)
-    began_s, ended_s = await _inject_fault(fault, watchdog, REFUSED, ignore)
+    began_s, ended_s = await _inject_fault(fault, watchdog, REFUSED, SILENT)
     assert ended_s - began_s >= 0.05
     assert not fault.ballast.exists() and not watchdog.left
 
 
 async def test_the_fault_is_taken_back_when_the_drill_is_stopped(tmp_path: Path) -> None:
     watchdog, fault = Noted(), filling(tmp_path, 600.0)
-    drilling = asyncio.create_task(_inject_fault(fault, watchdog, REFUSED, ignore))
+    drilling = asyncio.create_task(_inject_fault(fault, watchdog, REFUSED, SILENT))
     async with asyncio.timeout(60):
         while not fault.ballast.exists():
             await asyncio.sleep(0.01)
@@ -69,7 +66,7 @@ async def test_the_fault_is_taken_back_when_the_drill_is_stopped(tmp_path: Path)
 
 async def test_a_fault_lasts_until_a_request_has_met_it(tmp_path: Path) -> None:
     watchdog, fault, traffic = Noted(), filling(tmp_path, 0.0), traffic_of()
-    drilling = asyncio.create_task(_inject_fault(fault, watchdog, traffic, ignore))
+    drilling = asyncio.create_task(_inject_fault(fault, watchdog, traffic, SILENT))
     await asyncio.sleep(0.3)
     assert not drilling.done()
     traffic.outcomes += REFUSED.outcomes
@@ -81,7 +78,7 @@ async def test_a_fault_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> Non
     watchdog, fault = Noted(), filling(tmp_path, 1.0)
     fault.ballast = tmp_path / "none" / "ballast"
     with pytest.raises(DrillImpossible, match="could not be made"):
-        await _inject_fault(fault, watchdog, REFUSED, ignore)
+        await _inject_fault(fault, watchdog, REFUSED, SILENT)
     assert not watchdog.left
 
 
