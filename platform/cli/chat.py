@@ -5,8 +5,6 @@ Invariant: only answers go to standard output, and to a terminal without control
 
 import json
 import sys
-from asyncio import Runner
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -14,7 +12,7 @@ import httpx
 import typer
 
 from loraplex.platform.cli.command_context import DataDir, exit_codes
-from loraplex.platform.cli.remote_server import open_server, problem_of, read_key, server_url
+from loraplex.platform.cli.remote_server import client_options, problem_of, read_key, server_url
 from loraplex.platform.config import load_settings
 from loraplex.platform.demo.demo_file import DEMO_FILE, read_demo_file
 from loraplex.platform.startup_errors import RequestFailed, SettingsError
@@ -35,31 +33,22 @@ def chat_command(
     data_dir: DataDir = None,
 ) -> None:
     """Chat, a line at a time; what is piped in is one message. End with Ctrl-D."""
-    with exit_codes(), Runner() as runner:
-        secret = (
-            _demo_key(load_settings({"data_dir": data_dir}).data_dir, adapter)
-            if key is None
-            else read_key(key)
-        )
-        stack = AsyncExitStack()
-        opened = open_server(server_url(url, data_dir), secret, "v1")
-        server = runner.run(stack.enter_async_context(opened))
-        try:
-            model = adapter or runner.run(_base_model(server))
-            _converse(runner, server, {"model": model, "temperature": temperature})
-        finally:
-            runner.run(stack.aclose())
+    with exit_codes():
+        home = load_settings({"data_dir": data_dir}).data_dir
+        secret = _demo_key(home, adapter) if key is None else read_key(key)
+        with httpx.Client(**client_options(server_url(url, data_dir), secret, "v1")) as server:
+            model = adapter or _base_model(server)
+            _converse(server, {"model": model, "temperature": temperature})
 
 
-def _converse(runner: Runner, server: httpx.AsyncClient, asked: dict[str, Any]) -> None:
+def _converse(server: httpx.Client, asked: dict[str, Any]) -> None:
     is_asked = sys.stdin.isatty()
     messages: list[dict[str, str]] = []
     while text := _next_message(asked["model"]) if is_asked else sys.stdin.read().strip():
         messages.append({"role": "user", "content": text})
         try:
-            messages.append(
-                {"role": "assistant", "content": runner.run(_answer(server, asked | {"messages": messages}))}
-            )
+            answer = _answer(server, asked | {"messages": messages})
+            messages.append({"role": "assistant", "content": answer})
         except RequestFailed as error:
             if not is_asked:
                 raise
@@ -74,18 +63,18 @@ def _next_message(model: str) -> str:
         return ""
 
 
-async def _answer(server: httpx.AsyncClient, asked: dict[str, Any]) -> str:
+def _answer(server: httpx.Client, asked: dict[str, Any]) -> str:
     """Stream an answer to standard output, and return it. Raises `RequestFailed`."""
     parts: list[str] = []
     on_terminal = sys.stdout.isatty()
     body = asked | {"stream": True, "max_tokens": MAX_TOKENS}
     try:
-        async with server.stream("POST", "chat/completions", json=body) as response:
+        with server.stream("POST", "chat/completions", json=body) as response:
             request_id = response.headers.get("x-request-id", "-")
             if not response.is_success:
-                await response.aread()
+                response.read()
                 raise RequestFailed(f"{problem_of(response)} (request {request_id})")
-            async for line in response.aiter_lines():
+            for line in response.iter_lines():
                 data = line.removeprefix("data: ")
                 if data == line or data == "[DONE]":
                     continue
@@ -105,10 +94,10 @@ def _printable(text: str) -> str:
     return "".join(each for each in text if each.isprintable() or each in "\n\t")
 
 
-async def _base_model(server: httpx.AsyncClient) -> str:
+def _base_model(server: httpx.Client) -> str:
     """Raises `RequestFailed`."""
     try:
-        response = await server.get("models")
+        response = server.get("models")
     except httpx.HTTPError as error:
         raise RequestFailed(f"{server.base_url}: {error or type(error).__name__}") from error
     if not response.is_success:

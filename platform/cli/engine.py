@@ -1,8 +1,6 @@
 """`loraplex engine`: lists, adds and drains the engines of a running server, over its operator API."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final
 
 import httpx
@@ -78,11 +76,9 @@ async def drain(
     print_document({name: drained[name] for name in COLUMNS}, as_json)
 
 
-@asynccontextmanager
-async def _server(url: str | None, key: str, data_dir: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """Open the operator API. Raises `RequestFailed` where no server runs on the data directory."""
-    async with open_server(server_url(url, data_dir), read_key(key), "operator/v1") as server:
-        yield server
+def _server(url: str | None, key: str, data_dir: Any) -> httpx.AsyncClient:
+    """Return a client of the operator API. Raises `RequestFailed` where no server runs on the data directory."""
+    return open_server(server_url(url, data_dir), read_key(key), "operator/v1")
 
 
 async def _ready(server: httpx.AsyncClient, added: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,8 @@
 """The server that a command calls over HTTP. Invariant: no error quotes the key, and none is sent to an address with another one."""
 
 import ipaddress
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import typer
@@ -35,9 +33,13 @@ def server_url(url: str | None, data_dir: Path | None) -> str:
     return running[0].base_url
 
 
-@asynccontextmanager
-async def open_server(url: str, key: str, plane: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Open a client of a plane, such as `tenant/v1`, of the server at `url`. Raises `SettingsError` for an address or key that is none."""
+def open_server(url: str, key: str, plane: str) -> httpx.AsyncClient:
+    """Return a client with `client_options`."""
+    return httpx.AsyncClient(**client_options(url, key, plane))
+
+
+def client_options(url: str, key: str, plane: str) -> dict[str, Any]:
+    """The options of a client of a plane, such as `tenant/v1`. Raises `SettingsError` for an address or key that is none."""
     try:
         address = httpx.URL(f"{url.rstrip('/')}/{plane}/")
     except httpx.InvalidURL as error:
@@ -56,9 +58,7 @@ async def open_server(url: str, key: str, plane: str) -> AsyncIterator[httpx.Asy
         typer.echo(
             f"--url {url}: the key is sent without TLS; use https outside of a trusted network", err=True
         )
-    headers = {"authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(base_url=address, headers=headers, timeout=TIMEOUT_S) as client:
-        yield client
+    return {"base_url": address, "headers": {"authorization": f"Bearer {key}"}, "timeout": TIMEOUT_S}
 
 
 def _is_this_machine(host: str) -> bool:
