@@ -8,19 +8,11 @@ from starlette.responses import Response
 
 from loraplex.platform.web.console.form_routes import FormSubmission, submits
 from loraplex.platform.web.console.page import PageRequest, opens
-from loraplex.platform.web.playground.queries import (
-    FIRST,
-    FURTHER,
-    MAX_ALIASES,
-    find_models,
-    parameter_fields,
-)
+from loraplex.platform.web.playground.queries import FIRST, FURTHER, find_models, parameter_fields
 from loraplex.tenants.scopes import INFERENCE
 
 Reader = Annotated[PageRequest, opens(INFERENCE)]
 Submission = Annotated[FormSubmission, submits(INFERENCE)]
-MAX_LISTED: Final = MAX_ALIASES
-"""Where there are more models, any name may be typed: the page knows not all of them."""
 # What the page shows before anything was asked: a schema and a tool that any model understands.
 STARTER_SCHEMA: Final = {
     "type": "object",
@@ -55,18 +47,12 @@ router = APIRouter()
 async def playground(page: Reader, model: str = "", against: str = "") -> Response:
     dependencies = page.dependencies
     models = await page.query(find_models, page.tenant_id, dependencies.served_model_name)
-    names = [each.name for each in models]
-    many = len(names) > MAX_LISTED
-    chosen = model if model in names or (many and model) else names[0]
     return page.show(
         "playground/playground.html",
         models=models,
         currency=models[0].currency,
-        chosen=chosen,
-        chosen_given=chosen == model,
-        many=many,
-        against=against if against in names or (many and against) else None,
-        second=next((name for name in names if name != chosen), chosen),
+        model=model,
+        against=against,
         context=dependencies.engine.info().max_model_len,
         first=parameter_fields(FIRST),
         given={"temperature": 0} if page.endpoint.is_demo else {},

@@ -26,7 +26,7 @@ const state = { turns: [], running: null, last: null };
 const system = /** @type {HTMLTextAreaElement} */ (byId("system"));
 const say = /** @type {HTMLTextAreaElement} */ (byId("say"));
 const turns = byId("turns");
-const models = [/** @type {HTMLSelectElement} */ (byId("model-a")), /** @type {HTMLSelectElement} */ (byId("model-b"))];
+const models = [/** @type {HTMLInputElement} */ (byId("model-a")), /** @type {HTMLInputElement} */ (byId("model-b"))];
 const compare = /** @type {HTMLInputElement} */ (byId("compare"));
 
 function columns() {
@@ -68,7 +68,7 @@ function returned(turn, column) {
 
 /** @param {number} column */
 function body(column) {
-  return { model: models[column].value, messages: messages(column), ...requestFields() };
+  return { model: models[column].value || models[column].placeholder, messages: messages(column), ...requestFields() };
 }
 
 /* Sending */
@@ -308,8 +308,6 @@ function restore() {
     else field.value = value;
     if (field.id === "tools") showTools();
   }
-  // A model that is gone leaves nothing chosen.
-  for (const select of models) if ("selectedIndex" in select) select.selectedIndex = Math.max(0, select.selectedIndex);
   for (const turn of kept.turns) add(turn);
   const last = state.turns.at(-1);
   if (last?.kind === "answers") ended(last);

@@ -95,7 +95,7 @@ function drawFigures(card, answer, isRunning) {
 
 /** @param {HTMLElement} cell @param {Answer} answer */
 function drawCost(cell, { usage, model }) {
-  const option = [.../** @type {NodeListOf<HTMLOptionElement>} */ (document.querySelectorAll("#model-a option, #models option"))].find((each) => each.value === model);
+  const option = [.../** @type {NodeListOf<HTMLOptionElement>} */ (document.querySelectorAll("#models option"))].find((each) => each.value === model);
   const { prompt, cached, completion, reasoning } = option?.dataset ?? {};
   const isPriced = usage && prompt !== undefined;
   const amount = isPriced ? amountPico(usage, { prompt, cached, completion, reasoning }) : null;
