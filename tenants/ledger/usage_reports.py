@@ -16,7 +16,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.ledger.refusal_counts import REFUSED_PREFIX
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.models.usage import REST
-from loraplex.tenants.periods import period_end, period_start, periods_of
 
 Bucket: TypeAlias = Literal["1h", "1d", "1mo"]
 Dimension: TypeAlias = Literal["tenant", "adapter", "key", "class"]
@@ -50,18 +49,6 @@ _IN_RANGE: Final = "u.hour >= :start AND u.hour < :end"
 _OF_TENANT: Final = f"{{}} u WHERE u.tenant_id = :tenant_id AND {_IN_RANGE}"
 # Operators read all tenants: each by the key of the table, which begins with the tenant.
 _OF_ALL: Final = f"tenants t JOIN {{}} u ON u.tenant_id = t.id WHERE {_IN_RANGE}"
-_SUMMED: Final = "requests, uncached_tokens, cached_tokens, completion_tokens, reasoning_tokens, amount_pico"
-# Whole months from their rollups, what is before and after them from hours.
-_OF_EACH_TENANT: Final = text(f"""
-SELECT t.id, t.name, s.currency, sum(s.requests), sum(s.uncached_tokens) + sum(s.cached_tokens), sum(s.cached_tokens),
-    sum(s.completion_tokens), sum(s.reasoning_tokens), sum(s.amount_pico)
-FROM (
-    SELECT tenant_id, currency, {_SUMMED} FROM monthly_rollups WHERE month >= :first_month AND month < :last_month
-    UNION ALL
-    SELECT u.tenant_id, currency, {_SUMMED} FROM {_OF_ALL.format("usage_rollups")} AND u.hour < :first_month
-    UNION ALL
-    SELECT u.tenant_id, currency, {_SUMMED} FROM {_OF_ALL.format("usage_rollups")} AND u.hour >= :last_month
-) s JOIN tenants t ON t.id = s.tenant_id GROUP BY t.id, s.currency""")
 _GROUP: Final = "start, tenant_id, adapter_id, api_key_id, currency"
 _WHOLE_GROUPS: Final = f"""
     SELECT {_GROUP}, {NO_CLASS} AS class, requests, uncached + cached AS prompt, cached, completion, reasoning, amount
@@ -178,15 +165,6 @@ class UsageRow:
         return None if self.key.token_class == NO_CLASS else CLASSES[self.key.token_class]
 
 
-class TenantUsage(NamedTuple):
-    """What one tenant used in one currency."""
-
-    tenant_id: UUID
-    tenant: str
-    currency: str
-    sums: UsageSums
-
-
 async def usage_totals(session: AsyncSession, query: UsageQuery) -> dict[str, UsageSums]:
     """The sums over the whole range by currency, which holds only currencies with usage."""
     statement = text(f"""
@@ -248,14 +226,6 @@ async def ranked_rows(
     return [_row(values) for values in found]
 
 
-async def usage_of_tenants(session: AsyncSession, start: datetime, end: datetime) -> list[TenantUsage]:
-    """The usage of every tenant that has any between two whole hours, as an operator."""
-    first_month, last_month = _whole_months(start, end)
-    months = {"first_month": first_month, "last_month": last_month}
-    found = await session.execute(_OF_EACH_TENANT, {"start": start, "end": end, **months})
-    return [TenantUsage(tenant_id, name, currency, _sums(sums)) for tenant_id, name, currency, *sums in found]
-
-
 def totals_of(rows: Iterable[UsageRow]) -> dict[str, UsageSums]:
     """The sums of all rows of a report by currency. The token classes of a group share its requests."""
     totals: dict[str, UsageSums] = {}
@@ -265,14 +235,6 @@ def totals_of(rows: Iterable[UsageRow]) -> dict[str, UsageSums]:
         group = row.key[:5]
         totals[row.currency] = totals.get(row.currency, UsageSums()) + sums
     return dict(sorted(totals.items()))
-
-
-def _whole_months(start: datetime, end: datetime) -> tuple[datetime, datetime]:
-    """The first and, exclusive, the last moment of the months that are wholly between two moments: `end` twice if none is."""
-    month = periods_of(start).month
-    first = start if start == period_start(month) else period_end(month)
-    last = period_start(periods_of(end).month)
-    return (first, last) if first < last else (end, end)
 
 
 async def _rows_within(

@@ -1,4 +1,4 @@
-"""The usage pages: totals, the largest groups and periods of a range, all of its rows as CSV or JSON, and usage by tenant.
+"""The usage pages: totals, the largest groups and periods of a range, and all of its rows as CSV or JSON.
 
 Invariant: one scan of the rollups per page, and every part adds up to the same totals, which are those of an invoice.
 """
@@ -23,24 +23,21 @@ from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.invoices.currencies import decimal_text
 from loraplex.tenants.ledger import usage_reports
 from loraplex.tenants.ledger.usage_reports import (
-    TenantUsage,
     UsageQuery,
     UsageRow,
     UsageSums,
     ranked_rows,
     refused_requests,
     totals_of,
-    usage_of_tenants,
     usage_rows,
 )
 from loraplex.tenants.models import NO_ID, Adapter, ApiKey
 from loraplex.tenants.models.usage import REST
 from loraplex.tenants.pages import Part
-from loraplex.tenants.periods import period_end, periods_of
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
 from loraplex.tenants.registry.adapters import AdapterRepository
 
-NAMED_GROUPS: Final = 20
+NAMED_GROUPS: Final = {"tenant": 100, "adapter": 20, "key": 20}
 """Groups with a row of their own on the page. CSV and JSON have all."""
 HOUR: Final = timedelta(hours=1)
 MAX_CHOICES: Final = 50
@@ -121,14 +118,6 @@ class UsageReport:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageOverview:
-    """Usage by tenant, the largest amount first, and in all by currency, to which the rows add up exactly."""
-
-    rows: list[TenantUsage]
-    totals: list[tuple[str, UsageSums]]
-
-
-@dataclass(frozen=True, slots=True)
 class FilterChoices:
     """What a field offers, at most `MAX_CHOICES` of each: names of adapters, and keys as `name (id)`."""
 
@@ -177,7 +166,7 @@ async def report(session: AsyncSession, filters: UsageFilters, own_currency: str
     if filters.split == "class":
         rows = await usage_rows(session, filters, None, CLASS_ROWS)
     else:
-        rows = await ranked_rows(session, filters, filters.split, NAMED_GROUPS)
+        rows = await ranked_rows(session, filters, filters.split, NAMED_GROUPS[filters.split])
     by_currency = totals_of(rows)
     currencies = tuple(by_currency)
     default = own_currency if own_currency in by_currency or not currencies else currencies[0]
@@ -191,22 +180,6 @@ async def report(session: AsyncSession, filters: UsageFilters, own_currency: str
         groups=_groups(rows, filters.split),
         periods=_periods(rows, filters.split),
     )
-
-
-async def usage_by_tenant(
-    session: AsyncSession, start: datetime, end: datetime, now: datetime
-) -> UsageOverview:
-    """Sum up the usage of every tenant from one full hour until another, exclusive, as an operator.
-
-    Nothing is used after `now`: until then, its month is read as a whole one.
-    """
-    until = end if end <= now else max(end, period_end(periods_of(now).month))
-    rows = await usage_of_tenants(session, start, until)
-    totals: dict[str, UsageSums] = {}
-    for row in rows:
-        totals[row.currency] = totals.get(row.currency, UsageSums()) + row.sums
-    rows.sort(key=lambda row: (row.currency, -row.sums.amount_pico, row.tenant))
-    return UsageOverview(rows, sorted(totals.items()))
 
 
 def usage_document(row: UsageRow, kind: type[DocumentT]) -> DocumentT:

@@ -1,7 +1,6 @@
-"""What operators read: tenants with a day's use, rate cards on their time lines, usage of all, drift, storage."""
+"""What operators read: tenants with a day's use, rate cards on their time lines, drift, storage."""
 
 from datetime import UTC, datetime, timedelta
-from itertools import combinations
 from typing import Any
 
 from sqlalchemy.dialects.postgresql import insert
@@ -18,7 +17,6 @@ from loraplex.platform.web.engine import health
 from loraplex.platform.web.engine import queries as engine
 from loraplex.platform.web.rate_cards import queries as rate_cards
 from loraplex.platform.web.tenants import queries as tenants
-from loraplex.platform.web.usage import queries as operator_usage
 from loraplex.tenants.actors import system_actor
 from loraplex.tenants.admission.counter_drift import MAX_KEPT, CounterDrift, DriftLog
 from loraplex.tenants.billing import use_cases as cards
@@ -80,47 +78,6 @@ async def test_rate_cards_stand_on_their_time_lines(database: Database) -> None:
     assert [(row.name, row.draft_pico - row.billed_pico) for row in rated.rated] == [
         ("harbor", 1_500_000 * 10**6)
     ]
-
-
-async def test_usage_of_all_tenants_adds_up_by_currency(database: Database) -> None:
-    start = NOW.replace(minute=0, second=0, microsecond=0)
-    dollars = await make_billed_tenant(database, "dollars")
-    euros = await make_billed_tenant(database, "euros", {"EUR": Price(prompt=7)})
-    await dollars.use(start, 10)
-    await euros.use(start, 10, currency="EUR")
-    async with database.as_operator() as session:
-        found = await operator_usage.usage_by_tenant(session, start, start + timedelta(hours=1), NOW)
-    assert [(row.tenant, row.currency) for row in found.rows] == [("euros", "EUR"), ("dollars", "USD")]
-    assert [(currency, sums.amount_pico) for currency, sums in found.totals] == [
-        ("EUR", 70),
-        ("USD", 15_000_000),
-    ]
-
-
-async def test_usage_of_several_tenants_is_one_sum(database: Database) -> None:
-    start = NOW.replace(minute=0, second=0, microsecond=0)
-    for name in ("one", "two", "three"):
-        await (await make_billed_tenant(database, name)).use(start, 10)
-    async with database.as_operator() as session:
-        found = await operator_usage.usage_by_tenant(session, start, start + timedelta(hours=1), NOW)
-    assert sorted(row.tenant for row in found.rows) == ["one", "three", "two"]
-    assert [sums.requests for _, sums in found.totals] == [3]
-    assert found.totals[0][1].amount_pico == sum(row.sums.amount_pico for row in found.rows)
-
-
-async def test_whole_months_and_hours_beside_them_are_summed_once(database: Database) -> None:
-    tenant, now = await make_billed_tenant(database, "harbor"), datetime(2026, 3, 20, 14, 30, tzinfo=UTC)
-    february, march = datetime(2026, 2, 1, tzinfo=UTC), datetime(2026, 3, 1, tzinfo=UTC)
-    moments = [february - HOUR, february, march - HOUR, march, now.replace(hour=12, minute=0)]
-    for number, moment in enumerate(moments):
-        await tenant.use(moment, 10**number)
-    edges = sorted({*moments, *(moment + HOUR for moment in moments), datetime(2026, 3, 21, tzinfo=UTC)})
-    async with database.as_operator() as session:
-        for start, end in combinations(edges, 2):
-            used = sum(10**number for number, moment in enumerate(moments) if start <= moment < end)
-            found = await operator_usage.usage_by_tenant(session, start, end, now)
-            assert sum(row.sums.prompt_tokens for row in found.rows) == used, (start, end)
-            assert sum(row.sums.requests for row in found.rows) == str(used).count("1")
 
 
 async def test_drift_is_named_by_tenant_until_it_is_corrected(database: Database) -> None:
