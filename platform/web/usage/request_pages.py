@@ -1,6 +1,6 @@
 """`/console/requests`: the request log, and one request with where its time went. No content of messages is stored or shown."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
@@ -16,7 +16,7 @@ from loraplex.platform.web.console.endpoint import redirect
 from loraplex.platform.web.console.formatting import count, duration
 from loraplex.platform.web.console.forms import Form, FormInvalid
 from loraplex.platform.web.console.limit_units import unit_of
-from loraplex.platform.web.console.page import PageRequest, opens
+from loraplex.platform.web.console.page import ROWS, SIZES, PageRequest, opens
 from loraplex.platform.web.usage import queries as usage
 from loraplex.platform.web.usage import request_queries as requests
 from loraplex.platform.web.usage.choice_pages import with_choices
@@ -47,14 +47,8 @@ PHASE_NAMES: Final = {
     "decode": "Decode",
     "finish": "End of the response",
 }
-MAIN_PHASES: Final = {
-    "queue": "waiting in the queue",
-    "adapter_load": "waiting for the adapter",
-    "grammar_compile": "waiting for the grammar",
-    "prefill": "computing the prompt",
-    "decode": "decoding",
-}
-"""What most of the time went into; others have their names."""
+NOTICED_MS: Final = 1000
+"""A person who waits for less goes on without losing the thread (Nielsen, Response Times)."""
 OF_LIMITS: Final = ("rate_limit_exceeded", "insufficient_quota", "quota_unavailable")
 """The error codes that “Why was I limited?” explains."""
 TOKEN_CLASSES: Final = {
@@ -84,6 +78,7 @@ class _Bar:
 async def list_requests(page: Reader) -> Response:
     form = query_form(page.http)
     after, before = _uuid(form.text("after")), _uuid(form.text("before"))
+    size = SIZES.get(form.text("size"), ROWS)
     errors: Mapping[str, str] = {}
     asked = form.text("request").strip()
     if asked:
@@ -97,15 +92,19 @@ async def list_requests(page: Reader) -> Response:
         filters, errors = requests.Filters(), invalid.errors
     async with page.reading() as session:
         choices = await usage.filter_choices(session, page.tenant_id)
-        found = await requests.page(session, page.tenant_id, filters, after, before)
-    kept = {name: form.text(name) for name in FIELDS}
+        found = await requests.page(session, page.tenant_id, filters, after, before, limit=size)
+    kept = {name: form.text(name) for name in (*FIELDS, "size")}
     return page.show(
         "usage/requests.html",
         form=form.entered(errors),
         choices=choices,
         page=found,
         outcomes=requests.OUTCOME_NAMES,
-        filtered=any(kept.values()),
+        filtered=any(kept[name] for name in FIELDS),
+        sizes={
+            each: None if number == size else link(PATH, {**kept, "size": each})
+            for each, number in SIZES.items()
+        },
         unknown=asked,
         older=None if found.older is None else link(PATH, {**kept, "after": str(found.older)}),
         newer=None if found.newer is None else link(PATH, {**kept, "before": str(found.newer)}),
@@ -123,23 +122,23 @@ async def show_request(page: Reader, request_id: str) -> Response:
         bars=[_bar(phase, end) for phase in found.phases if phase.duration_ms],
         end_ms=end,
         ticks=_ticks(end),
-        main=main_sentence(found),
+        main=main_sentence(found.phases, found.request.completion_tokens),
         limited=found.request.code in OF_LIMITS,
         token_classes=TOKEN_CLASSES,
         decode_ms=next((phase.duration_ms for phase in found.phases if phase.name == "decode"), None),
     )
 
 
-def main_sentence(found: requests.RequestDetail) -> str | None:
-    """Say what most of the time of a request went into; None where no phase stands out."""
-    main, tokens = found.main_phase, found.request.completion_tokens
-    if main is None:
+def main_sentence(phases: Sequence[SpanDocument], tokens: int) -> str | None:
+    """Say which phase took half of the time or more; None where none did, and for a request of less than `NOTICED_MS`."""
+    whole = sum(each.duration_ms for each in phases)
+    main = max(phases, key=lambda each: each.duration_ms, default=None)
+    if main is None or whole < NOTICED_MS or main.duration_ms * 2 < whole:
         return None
-    what = MAIN_PHASES.get(main.name, f"the phase “{PHASE_NAMES.get(main.name, main.name)}”")
+    what = f"Most of the time went into “{PHASE_NAMES.get(main.name, main.name)}”"
     if main.name == "decode" and tokens > 1:
-        return f"Most of the time was {what}: {count(tokens)} tokens at {duration(main.duration_ms / (tokens - 1))} each."
-    reason = f": {main.reason}" if main.reason else ""
-    return f"Most of the time was {what}, {duration(main.duration_ms)}{reason}."
+        return f"{what}: {count(tokens)} tokens at {duration(main.duration_ms / (tokens - 1))} each."
+    return f"{what}, {duration(main.duration_ms)}{f': {main.reason}' if main.reason else ''}."
 
 
 def _bar(phase: SpanDocument, end_ms: int) -> _Bar:

@@ -27,12 +27,9 @@ from loraplex.tenants.models import RequestPhases
 from loraplex.tenants.registry.summaries import registered_digest
 from loraplex.tenants.usage.records import LoggedRequest, RequestDocument
 
-PAGE_ROWS: Final = 50
 MEDIAN_OVER: Final = timedelta(hours=24)
 """A request is compared with its adapter's median of so long before the end of its hour."""
 HOUR: Final = timedelta(hours=1)
-NOTICED_MS: Final = 1000
-"""A person who waits for less goes on without losing the thread (Nielsen, Response Times)."""
 OUTCOME_NAMES: Final = SHOWN_OUTCOMES
 Filters: TypeAlias = RequestFilters
 
@@ -74,17 +71,6 @@ class RequestDetail:
     cost: tuple[CostLine, ...]
     registered_digest: str | None
 
-    @property
-    def main_phase(self) -> SpanDocument | None:
-        """The phase that took at least half of the time; None for a request of less than `NOTICED_MS`, which nobody asks about."""
-        whole = sum(each.duration_ms for each in self.phases)
-        longest = max(self.phases, key=lambda each: each.duration_ms, default=None)
-        return (
-            None
-            if longest is None or whole < max(NOTICED_MS, 1) or longest.duration_ms * 2 < whole
-            else longest
-        )
-
 
 async def listing(
     session: AsyncSession, tenant_id: UUID, filters: RequestFilters, page: Page[LoggedRequest, UUID]
@@ -101,7 +87,8 @@ async def page(
     filters: RequestFilters,
     after: UUID | None,
     before: UUID | None = None,
-    limit: int = PAGE_ROWS,
+    *,
+    limit: int,
 ) -> RequestPage:
     """Return a page of requests, newest first: those older than `after`, or the next newer ones than `before`."""
     log = RequestLog(session, tenant_id)

@@ -195,6 +195,7 @@ async def test_the_page_of_a_refused_request_and_the_search(console: Console, da
     refused = fail(database.url, seen.tenant, now, "rate_limit_exceeded", status=429, omitted=7)
     text_of_row = (await browser.page("/console/requests")).texts("tbody tr")[0]
     assert "429 rate_limit_exceeded" in text_of_row and "and 7 more in this minute" in text_of_row
+    assert "No." in text_of_row
     page = await browser.page(f"/console/requests/{refused}")
     assert page.find("h1").text() == "429 rate_limit_exceeded"
     assert page.find("a[href='/console/limits/explain?request=mine']")

@@ -34,6 +34,8 @@ async def test_the_log_its_filters_and_its_pages(console: Console, database: Dat
     assert len(older.all("tbody tr")) == 2
     newer = older.find("nav[aria-label=Pages] a").attributes["href"] or ""
     assert newer == f"/console/requests?adapter=support&before={seen.requests[1]}"
+    sized = older.find("nav[aria-label='Rows of a page'] a").attributes["href"]
+    assert sized == "/console/requests?adapter=support&size=25"
     back = await browser.page(newer)
     assert len(back.all("tbody tr")) == 1 and back.texts("nav[aria-label=Pages] a") == ["Older"]
     refused = await browser.get("/console/requests?slower=soon")
@@ -93,7 +95,7 @@ async def test_one_request(console: Console, database: Database) -> None:
     page = await browser.page("/console/requests/mine-1")
     assert page.find("h1").text() == "2.41\u00a0s on coral@1"
     assert page.texts(".timeline b") == ["Adapter load", "Queue", "Prefill", "Decode"]
-    assert "Most of the time was decoding: 66 tokens at 29.9 ms each." in page.text
+    assert "Most of the time went into “Decode”: 66 tokens at 29.9 ms each." in page.text
     assert "2 requests stood before it; every row of the batch was taken" in page.text
     amount = 1000 * 3_000_001 + 384 + 66 * 7_000_003
     assert page.texts("tfoot td")[-1] == f"$0.{amount:012}" and "$0.003000001" in page.text

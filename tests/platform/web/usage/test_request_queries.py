@@ -1,7 +1,6 @@
 """One request: its phases and what took the time, its cost exact, the median beside it; and the log of requests."""
 
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +36,6 @@ async def test_a_request_with_its_phases_and_its_cost(database: Database) -> Non
     assert sum(line.amount_pico for line in found.cost) == request.amount_pico
     assert [phase.name for phase in found.phases] == ["adapter_load", "queue", "prefill", "decode"]
     assert [phase.reason is None for phase in found.phases] == [False, False, True, True]
-    assert found.main_phase is not None and found.main_phase.name == "decode"
     assert found.median_ttft_ms is not None and 350 < found.median_ttft_ms <= 500
     assert found.registered_digest is None, "no version is registered"
 
@@ -48,22 +46,22 @@ async def test_a_request_with_its_phases_and_its_cost(database: Database) -> Non
         (
             {"grammar_compile": [0, 2], "decode": [2, 40_796]},
             513,
-            "Most of the time was decoding: 513 tokens at 79.7\u00a0ms each.",
+            "Most of the time went into “Decode”: 513 tokens at 79.7\u00a0ms each.",
         ),
         (
             {"prefill": [0, 1500, {"computed": 9000, "cached": 0}], "decode": [1500, 900]},
             9,
-            "Most of the time was computing the prompt, 1.50\u00a0s: 9,000 tokens computed, 0 cached.",
+            "Most of the time went into “Prefill”, 1.50\u00a0s: 9,000 tokens computed, 0 cached.",
         ),
         (
             {"queue": [0, 3000, {"before": 2}], "decode": [3000, 900]},
             9,
-            "Most of the time was waiting in the queue, 3.00\u00a0s: 2 requests stood before it.",
+            "Most of the time went into “Queue”, 3.00\u00a0s: 2 requests stood before it.",
         ),
         (
             {"delivery": [0, 3000]},
             1,
-            "Most of the time was the phase “Delivery of the first token”, 3.00\u00a0s.",
+            "Most of the time went into “Delivery of the first token”, 3.00\u00a0s.",
         ),
         ({"decode": [0, 999]}, 9, None),
         ({"queue": [0, 990], "prefill": [990, 990], "decode": [1980, 990]}, 9, None),
@@ -73,18 +71,14 @@ async def test_a_request_with_its_phases_and_its_cost(database: Database) -> Non
 def test_the_sentence_is_of_what_took_the_time(
     phases: dict[str, Any], tokens: int, sentence: str | None
 ) -> None:
-    found: Any = SimpleNamespace(
-        phases=requests.phases_of(phases), request=SimpleNamespace(completion_tokens=tokens)
-    )
-    found.main_phase = requests.RequestDetail.main_phase.fget(found)  # type: ignore[attr-defined]
-    assert main_sentence(found) == sentence
+    assert main_sentence(requests.phases_of(phases), tokens) == sentence
 
 
 async def test_a_request_without_phases_and_of_another_tenant(database: Database) -> None:
     seen, other = observed_tenant(database.url, NOW), observed_tenant(database.url, NOW)
     async with database.as_tenant(seen.id) as session:
         found = await requests.find(session, seen.id, str(seen.requests[0]))
-        assert (found.phases, found.met, found.main_phase) == ([], None, None)
+        assert (found.phases, found.met) == ([], None)
         with pytest.raises(RequestNotFound):
             await requests.find(session, seen.id, str(other.slow))
 
@@ -97,9 +91,9 @@ async def test_the_log_is_read_page_by_page(database: Database) -> None:
         oldest, newer = rest.requests[-1].id, [each.id for each in (*first.requests, *rest.requests)][-3:-1]
         back = await requests.page(session, seen.id, requests.Filters(), None, oldest, limit=2)
         top = await requests.page(session, seen.id, requests.Filters(), None, newer[0], limit=9)
-        slow = await requests.page(session, seen.id, requests.Filters(slower_than_ms=1000), None)
+        slow = await requests.page(session, seen.id, requests.Filters(slower_than_ms=1000), None, limit=9)
         late = await requests.page(
-            session, seen.id, requests.Filters(start=NOW - HOUR, adapter="coral"), None
+            session, seen.id, requests.Filters(start=NOW - HOUR, adapter="coral"), None, limit=9
         )
     newest = [each.id for each in (*first.requests, *rest.requests)]
     assert [each.id for each in back.requests] == newer and (back.older, back.newer) == (newer[1], newer[0])
