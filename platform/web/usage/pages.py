@@ -73,9 +73,7 @@ async def show_usage(page: Reader) -> Response:
         choices = await usage.filter_choices(session, page.tenant_id)
         currency = page.dependencies.currency_of(page.tenant_id)
         report = await usage.report(session, filters, currency)
-        by_key = filters.split == "key"
-        keys = await usage.key_names(session, page.tenant_id, report.groups) if by_key else {}
-    names = [_name(group, filters.split, keys) for group in report.groups]
+    names = [_name(group, filters.split) for group in report.groups]
     return page.show(
         "usage/usage.html",
         form=form.entered(errors),
@@ -161,13 +159,11 @@ def _groups(
     )
 
 
-def _name(group: UsageGroup, split: Split, keys: Mapping[str, str]) -> str:
+def _name(group: UsageGroup, split: Split) -> str:
     if group.kind != "named":
         return "base model" if group.kind == "base" else "other"
     name = group.name or group.id
-    if split == "class":
-        return CLASS_NAMES[name]
-    return keys.get(name, name) if split == "key" else name
+    return CLASS_NAMES[name] if split == "class" else group.key_name or name
 
 
 def _link(group: UsageGroup, split: Split, session: ConsoleSession) -> str | None:

@@ -34,7 +34,6 @@ from loraplex.tenants.ledger.usage_reports import (
 from loraplex.tenants.models import NO_ID, Adapter, ApiKey
 from loraplex.tenants.models.usage import REST
 from loraplex.tenants.pages import Part
-from loraplex.tenants.quotas.delegated_quotas import QuotaRepository
 from loraplex.tenants.registry.adapters import AdapterRepository
 
 NAMED_GROUPS: Final = {"tenant": 100, "adapter": 20, "key": 20}
@@ -83,12 +82,13 @@ class UsageFilters(UsageQuery):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageGroup:
     """One tenant, adapter, key or token class over the whole range. `kind`: `base` is the base model, `rest` all that have no row of
-    their own. `name` is None for these two.
+    their own. `name` is None for these two; that of a key is its public id, beside its `key_name`.
     """
 
     id: str
     kind: GroupKind
     name: str | None
+    key_name: str | None
     sums: UsageSums
 
 
@@ -142,12 +142,6 @@ async def keys_called(session: AsyncSession, tenant_id: UUID, typed: str) -> lis
         if rows := (await session.execute(query.where(found))).all():
             return [f"{name} ({key_id})" for name, key_id in rows]
     return []
-
-
-async def key_names(session: AsyncSession, tenant_id: UUID, groups: Sequence[UsageGroup]) -> dict[str, str]:
-    """Return the names of the keys of these groups by their public ids."""
-    ids = {each.name for each in groups if each.name is not None}
-    return await QuotaRepository(session, tenant_id).key_names(ids)
 
 
 async def adapter_existed(session: AsyncSession, tenant_id: UUID, name: str) -> bool:
@@ -266,28 +260,25 @@ def _group_id(row: UsageRow, split: Split) -> str:
 
 def _groups(rows: Sequence[UsageRow], split: Split) -> tuple[UsageGroup, ...]:
     sums: dict[str, UsageSums] = defaultdict(UsageSums)
-    names: dict[str, str | None] = {}
+    last: dict[str, UsageRow] = {}
     for row in rows:
         group = _group_id(row, split)
         sums[group] += row.sums
-        key = row.console_key or row.key_id
-        names[group] = {
-            "tenant": row.tenant,
-            "adapter": row.adapter,
-            "key": key,
-            "class": row.token_class,
-        }[split]
-    groups = [_group(group, names[group], sums[group], split) for group in sums]
+        last[group] = row
+    groups = [_group(group, row, sums[group], split) for group, row in last.items()]
     return tuple(sorted(groups, key=lambda each: (each.kind == "rest", -each.sums.amount_pico, each.id)))
 
 
-def _group(identity: str, name: str | None, sums: UsageSums, split: Split) -> UsageGroup:
+def _group(identity: str, row: UsageRow, sums: UsageSums, split: Split) -> UsageGroup:
+    key = row.console_key or row.key_id
+    names = {"tenant": row.tenant, "adapter": row.adapter, "key": key, "class": row.token_class}
     kind: GroupKind = "named"
     if identity == str(REST):
         kind = "rest"
     elif identity == str(NO_ID) and split == "adapter":
         kind = "base"
-    return UsageGroup(id=identity, kind=kind, name=name if kind == "named" else None, sums=sums)
+    name = names[split] if kind == "named" else None
+    return UsageGroup(id=identity, kind=kind, name=name, key_name=row.key_name, sums=sums)
 
 
 def _periods(rows: Sequence[UsageRow], split: Split) -> tuple[UsagePeriod, ...]:

@@ -21,7 +21,8 @@ def test_days_without_requests_are_zero_and_days_to_come_are_gaps() -> None:
         totals=sums,
         refused=0,
         groups=tuple(
-            UsageGroup(id=each, kind="named", name=each, sums=UsageSums(amount_pico=10**6)) for each in names
+            UsageGroup(id=each, kind="named", name=each, key_name=None, sums=UsageSums(amount_pico=10**6))
+            for each in names
         ),
         periods=(UsagePeriod(start=FIRST + DAY, sums=sums, amounts=dict.fromkeys(names, 10**6)),),
     )
