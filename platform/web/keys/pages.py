@@ -18,6 +18,7 @@ from loraplex.platform.web.limits.limit_fields import LimitFields
 from loraplex.tenants.api_keys import use_cases as api_keys
 from loraplex.tenants.api_keys.records import KEY_STATES, MAX_GRACE_SECONDS, KeyChange
 from loraplex.tenants.api_keys.use_cases import Member
+from loraplex.tenants.people.roles import ROLE_SCOPES
 from loraplex.tenants.quotas import use_cases as quotas
 from loraplex.tenants.quotas.limits import COUNTED
 from loraplex.tenants.scopes import (
@@ -44,15 +45,15 @@ GRACES: Final = (
 )
 CUSTOM: Final = "custom"
 PRESETS: Final = {
-    "application": ("Application: asks models", (INFERENCE,)),
+    "application": ("Application: asks models", frozenset({INFERENCE})),
     "developer": (
         "Developer: asks models, uploads adapters, manages keys, reads usage",
-        (INFERENCE, ADAPTERS_READ, ADAPTERS_WRITE, KEYS_WRITE, USAGE_READ),
+        ROLE_SCOPES["developer"],
     ),
-    "reporting": ("Reporting: reads usage, bills and credits", (USAGE_READ, BILLING_READ)),
-    "reader": ("Read only: looks at adapters and usage", (ADAPTERS_READ, USAGE_READ)),
+    "reporting": ("Reporting: reads usage, bills and credits", ROLE_SCOPES["billing"]),
+    "reader": ("Read only: looks at adapters and usage", ROLE_SCOPES["viewer"]),
 }
-"""What a key is for -> the words of the form, and its scopes: those of the roles of people, and an application's."""
+"""What a key is for -> the words of the form, and its scopes."""
 MEANINGS: Final = {
     INFERENCE: "ask models, and count tokens",
     ADAPTERS_READ: "see adapters, their versions, aliases and evaluations",
@@ -242,7 +243,7 @@ def preset_options(page: PageRequest) -> list[tuple[str, str, str]]:
     """Return what a key may be for, as `scope_options` does; the last choice are scopes one by one."""
     held = page.session.scopes
     own = [
-        (name, label, "" if held >= set(scopes) else "your role cannot grant all of it")
+        (name, label, "" if held >= scopes else "your role cannot grant all of it")
         for name, (label, scopes) in PRESETS.items()
     ]
     return [*own, (CUSTOM, "Custom: choose scopes", "")]
