@@ -12,6 +12,8 @@ MAX_CREDIT_MICRO: Final = 10**15
 MAX_PRIORITY: Final = 100
 DEFAULT_PRIORITY: Final = 50
 MAX_REASON: Final = 500
+PAYMENT_DAYS: Final = 30
+"""Days from an invoice's date to its due date."""
 
 
 class InvoiceLineDocument(Record):

@@ -14,7 +14,7 @@ from loraplex.platform.web.console.formatting import count
 from loraplex.platform.web.responses import csv_text
 from loraplex.tenants.invoices.currencies import decimal_text
 from loraplex.tenants.invoices.months import Month
-from loraplex.tenants.invoices.records import InvoiceDocument
+from loraplex.tenants.invoices.records import PAYMENT_DAYS, InvoiceDocument
 
 LINE_COLUMNS: Final = (
     *("kind", "month", "adapter", "adapter_id", "token_class", "price_version_id", "price", "tokens"),
@@ -29,8 +29,6 @@ SUMS: Final = {
 }
 """Rows of the CSV below the lines, and the fields of the document that have their amounts."""
 PPM_PERCENT_DIGITS: Final = 4
-PAYMENT_DAYS: Final = 30
-"""Days from an invoice's date to its due date."""
 STYLE: Final = (
     "body{font:14px/1.4 sans-serif;margin:2em auto;padding:0 1em;max-width:60em}.text{white-space:pre-line}"
     "header,.facts{display:flex;flex-wrap:wrap;justify-content:space-between;gap:1em 3em}p,h1,h2,dl,dd{margin:0}"
