@@ -34,7 +34,6 @@ from loraplex.tenants.accounts.records import TierChange
 from loraplex.tenants.administration import tenants as use_cases
 from loraplex.tenants.billing import use_cases as billing
 from loraplex.tenants.invoices import queries as invoices
-from loraplex.tenants.people import team
 from loraplex.tenants.quotas import use_cases as quotas
 
 Operator = Annotated[PageRequest, opens_operator()]
@@ -127,14 +126,12 @@ async def _show(
     async with page.reading() as session:
         detail = await queries.tenant(session, tenant_id, now)
         credits = await invoices.ranked_credits(session, tenant_id, now)
-        people = await team.members(session, tenant_id)
     return page.show(
         "tenants/tenant.html",
         status=status,
         tenant=detail.tenant,
         detail=detail,
         credits=credits,
-        people=people,
         address=f"{PATH}/{tenant_id}",
         forms={**_stored(detail), **refused},
     )

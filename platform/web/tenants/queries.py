@@ -14,6 +14,7 @@ from loraplex.tenants.billing.records import TenantBillingDocument
 from loraplex.tenants.billing.tenant_billing import TenantBillings
 from loraplex.tenants.ledger.tenant_activity import TenantActivity, tenant_activity
 from loraplex.tenants.pages import Slice
+from loraplex.tenants.people.memberships import has_admin
 from loraplex.tenants.quotas.delegated_quotas import QuotaRepository, QuotaState
 
 DAY: Final = timedelta(days=1)
@@ -29,10 +30,11 @@ class ActiveTenant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantDetail(ActiveTenant):
-    """With its limits and its billing data; each part has the revision that a change of it names."""
+    """With its limits and its billing data; each part has the revision that a change of it names. `has_admin`: one has joined."""
 
     quotas: QuotaState
     billing: TenantBillingDocument
+    has_admin: bool
 
 
 async def tenants(session: AsyncSession, now: datetime, search: str, part: Slice[str]) -> list[ActiveTenant]:
@@ -51,6 +53,7 @@ async def tenant(session: AsyncSession, tenant_id: UUID, now: datetime) -> Tenan
         activity=activity[tenant_id],
         quotas=await QuotaRepository(session, tenant_id).tenant(),
         billing=await TenantBillings(session).get(tenant_id),
+        has_admin=await has_admin(session, tenant_id),
     )
 
 
