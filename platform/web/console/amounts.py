@@ -19,22 +19,22 @@ def scaled(text: str, digits: int) -> int:
     return int(match[1].replace(",", "") + fraction[:digits].ljust(digits, "0"))
 
 
-def decimal(amount: int | None, digits: int = MICRO_DIGITS, least: int = 0) -> str:
-    """Write an integer in units of 10 ** -`digits` as `scaled` reads it, with no more than `least` trailing zeros; None is empty."""
+def decimal(amount: int | None, digits: int = MICRO_DIGITS, min_digits: int = 0) -> str:
+    """Write an integer in units of 10 ** -`digits` as `scaled` reads it, without trailing zeros behind `min_digits`; None is empty."""
     if amount is None:
         return ""
     whole, fraction = divmod(amount, 10**digits)
-    return f"{whole}.{f'{fraction:0{digits}}'.rstrip('0').ljust(least, '0')}".rstrip(".")
+    return f"{whole}.{f'{fraction:0{digits}}'.rstrip('0').ljust(min_digits, '0')}".rstrip(".")
 
 
-def between(least_micro: int, most_micro: int) -> AfterValidator:
+def between(min_micro: int, max_micro: int) -> AfterValidator:
     """Bound an amount in micro-units; the message writes it as money."""
 
     def bounded(micro: int) -> int:
-        if micro > most_micro:
-            raise ValueError(f"{decimal(micro)} is too much: at most {decimal(most_micro)}.")
-        if micro < least_micro:
-            raise ValueError(f"{decimal(micro)} is too little: at least {decimal(least_micro)}.")
+        if micro > max_micro:
+            raise ValueError(f"{decimal(micro)} is too much: at most {decimal(max_micro)}.")
+        if micro < min_micro:
+            raise ValueError(f"{decimal(micro)} is too little: at least {decimal(min_micro)}.")
         return micro
 
     return AfterValidator(bounded)

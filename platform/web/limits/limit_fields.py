@@ -51,7 +51,7 @@ class LimitFields(BaseModel):
 def typed(name: str, value: int | None, currency: str) -> str:
     """Write a limit as it is typed, a budget with the digits of the currency's minor unit or as many as it needs."""
     if unit_of(name) == "money":
-        return decimal(value, least=minor_digits(currency))
+        return decimal(value, min_digits=minor_digits(currency))
     return "" if value is None else str(value)
 
 
