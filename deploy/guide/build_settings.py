@@ -106,7 +106,8 @@ NOTES: Final = {
   The demo has 100000, 50000 and 400000 where none is set.
 - With `accelerator_price_per_hour` the operator sees cost and margin beside revenue.
 - The journal is in the data directory. When it is full, new requests get 507.
-- A key is deleted `audit_retention_days` after its end. Events about budgets stay 400 days, phases of requests 14 days.
+- A key is deleted `audit_retention_days` after its end. Events about budgets stay 400 days, phases of requests 14 days,
+  minutes of engines 7 days, and errors of failed and refused requests 1 day.
 - Responses to an `Idempotency-Key` are stored 24 hours, encrypted.
 - What `meter_export` sends: [usage](../../tenants/usage/README.md).
 """,
