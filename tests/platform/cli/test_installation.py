@@ -23,6 +23,8 @@ OTHERS: Final = {
     "plan": (1, "base_model.json is missing"),
     "drill": (2, "no installation there"),
     "tour": (1, "no demo in"),
+    "chat": (2, "has no demo.json, so give --key"),
+    "logs": (1, "`loraplex serve` writes it"),
 }
 VALUES: Final = {
     "name": "acme",
