@@ -15,9 +15,8 @@ from loraplex.tenants.errors import UserNotFound
 from loraplex.tenants.models import User
 from loraplex.tenants.people import accounts, users
 from loraplex.tenants.people.links import FIRST_RUN_LIFETIME
-from loraplex.tenants.people.memberships import tenants_of
+from loraplex.tenants.people.memberships import administered_tenants
 from loraplex.tenants.people.records import link_address
-from loraplex.tenants.people.roles import ADMIN
 
 
 @async_command
@@ -43,7 +42,7 @@ async def _only_person(session: AsyncSession, tenant: str | None) -> User:
     """The only admin of the tenant; without one the only operator, or the only person. Raises `UserNotFound`."""
     people = [each for each in await accounts.all_users(session) if each.disabled_at is None]
     if tenant is not None:
-        found = [each for each in people if (tenant, ADMIN) in await _roles(session, each)]
+        found = [each for each in people if tenant in (await administered_tenants(session, each.id)).values()]
     else:
         found = [each for each in people if each.is_operator] or people
     if len(found) != 1:
@@ -54,7 +53,3 @@ async def _only_person(session: AsyncSession, tenant: str | None) -> User:
             else "nobody has an account yet: `loraplex user create` invites a person"
         )
     return found[0]
-
-
-async def _roles(session: AsyncSession, person: User) -> list[tuple[str, str]]:
-    return [(each.name, each.role) for each in await tenants_of(session, person.id)]

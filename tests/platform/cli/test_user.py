@@ -14,6 +14,7 @@ from psycopg import sql
 from typer.testing import CliRunner, Result
 
 from loraplex.platform.cli import tenant, user
+from loraplex.platform.cli.main import main
 from loraplex.platform.server.gateway_address import GatewayAddress, announced
 from loraplex.platform.server.serve_gateway import first_run_notice
 from loraplex.tenants.administration.invitations import Acceptance, accept_invitation
@@ -61,6 +62,17 @@ async def accept(database_url: str, token: str, email: str) -> SignedIn:
         return await accept_invitation(database, token, entered, client, derive_key=lambda *_: bytes(32))
     finally:
         await database.close()
+
+
+def test_open_signs_in_the_only_admin_of_a_tenant(database_url: str) -> None:
+    assert CliRunner().invoke(tenant.app, ("create", "acme")).exit_code == 0
+    for email, role in (("ada@example.com", "admin"), ("bob@example.com", "developer")):
+        invited = command("create", email, "--tenant", "acme", "--role", role)
+        asyncio.run(accept(database_url, token_of(invited.stdout.strip()), ""))
+    opened = CliRunner().invoke(main, ("open", "--tenant", "acme"))
+    assert opened.stdout.startswith("https://llm.example.com/console/") and "ada@" in opened.stderr
+    unclear = CliRunner().invoke(main, ("open",))
+    assert unclear.exit_code == 1 and "--user EMAIL: ada@example.com, bob@example.com" in unclear.stderr
 
 
 def test_create_prints_a_link_alone_and_list_shows_who_accepted(database_url: str) -> None:
