@@ -20,7 +20,7 @@ Operator = Annotated[PageRequest, opens_operator()]
 PATH: Final = "/operator/console/usage"
 DAY: Final = timedelta(days=1)
 MAX_DAYS: Final = 92
-"""The page reads each hour of each tenant: about 0.2 s for 170,000 rows."""
+"""The page reads each hour of each tenant: 0.7 s for the 164,000 of 150 tenants."""
 MAX_CSV_DAYS: Final = 366
 NO_TENANT: Final = UUID(int=0)
 
