@@ -21,6 +21,7 @@ from loraplex.platform.processes.redaction import redact
 FOLDER: Final = "logs"
 MAX_BYTES: Final = 10 << 20
 OLDER_FILES: Final = 4
+LOG = structlog.get_logger("loraplex.log_files")
 
 
 class LogFile(RotatingFileHandler):
@@ -45,11 +46,18 @@ class LogFile(RotatingFileHandler):
 
 
 def also_log_to(data_dir: Path, role: str) -> None:
-    """Copy further log lines of this process, to the first file of its role that no other one writes. Raises `OSError`."""
+    """Copy further log lines of this process, to the first file of its role that no other one writes.
+
+    There is none in a folder that cannot be written, such as that of an engine with a read-only root, which logs a warning.
+    """
     folder = data_dir / FOLDER
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     names: Any = (role if number == 1 else f"{role}-{number}" for number in count(1))
-    file = LogFile(folder / next(f"{name}.log" for name in names if _locked(folder / f".{name}.lock")))
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = LogFile(folder / next(f"{name}.log" for name in names if _locked(folder / f".{name}.lock")))
+    except OSError as error:
+        LOG.warning("log lines go to standard error alone", reason=str(error))
+        return
     *before, renderer, redaction = structlog.get_config()["processors"]
     structlog.configure(processors=[*before, file, renderer, redaction])
 

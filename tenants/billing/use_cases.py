@@ -75,14 +75,18 @@ class Preview:
         return totals(self.rated)
 
 
-async def preview(session: AsyncSession, key: CardKey, price: Price, month: str | None = None) -> Preview:
-    """Rate the usage of a month, `YYYY-MM` in UTC, under a draft of a card, without writing anything. None: last month.
-
-    Raises `InvalidField`, also for a tier that neither a tenant nor a card nor the plan of sign-up has.
-    """
+async def preview_draft(
+    session: AsyncSession, key: CardKey, price: Price, month: str | None = None
+) -> Preview:
+    """Preview a draft, as an operator. Raises as `preview`, and for a tier that neither a tenant nor a card nor the plan of sign-up has."""
     if key.tier is not None and key.tier not in (known := await tiers(session)):
         names = ", ".join(known[:MAX_TIERS])
         raise InvalidField("tier", f"there is no tier {key.tier[:80]}; the tiers are {names or 'none yet'}")
+    return await preview(session, key, price, month)
+
+
+async def preview(session: AsyncSession, key: CardKey, price: Price, month: str | None = None) -> Preview:
+    """Rate the usage of a month, `YYYY-MM` in UTC, under a card, without writing anything. None: last month. Raises `InvalidField`."""
     if month is None:
         this_month = period_start(periods_of(datetime.now(UTC)).month)
         month = periods_of(this_month - timedelta(days=1)).month.removeprefix("m:")

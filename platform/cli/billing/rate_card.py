@@ -124,7 +124,7 @@ async def preview(
     price = price_of(prompt, cached_prompt, completion, reasoning)
     async with open_database(data_dir) as database, database.as_operator() as session:
         key = await card_key(session, currency, tier, tenant, adapter)
-        found = await rate_cards.preview(session, key, price, month)
+        found = await rate_cards.preview_draft(session, key, price, month)
     rated = [each.model_dump(mode="json") for each in found.rated]
     sums = [each.model_dump(mode="json") for each in found.totals]
     if as_json:

@@ -84,6 +84,6 @@ async def _preview(
     session: AsyncSession, body: PreviewBody, page: Page[RatedUsageDocument, tuple[UUID, str]]
 ) -> PreviewDocument:
     """Rate a month under the draft, and return one page of its tenants. Raises `InvalidField`."""
-    found = await rate_cards.preview(session, body.key, body.price(), body.month)
+    found = await rate_cards.preview_draft(session, body.key, body.price(), body.month)
     rated = [each for each in found.rated if page.after is None or BY_TENANT.key(each) > page.after]
     return PreviewDocument(**dict(page.listing(rated)), month=found.month, totals=[*found.totals])

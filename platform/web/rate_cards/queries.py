@@ -87,7 +87,7 @@ async def card_key(session: AsyncSession, tier: str, tenant: str, adapter: str, 
 
 async def rating(session: AsyncSession, key: CardKey, price: Price) -> rate_cards.Preview:
     """Rate last month's usage under a draft, as an operator: the tenant with the largest difference first. Nothing is written."""
-    preview = await rate_cards.preview(session, key, price)
+    preview = await rate_cards.preview_draft(session, key, price)
     return replace(
         preview, rated=sorted(preview.rated, key=lambda each: -abs(each.draft_pico - each.billed_pico))
     )

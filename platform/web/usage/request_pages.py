@@ -137,7 +137,8 @@ def main_sentence(phases: Sequence[SpanDocument], tokens: int) -> str | None:
         return None
     what = f"Most of the time went into “{PHASE_NAMES.get(main.name, main.name)}”"
     if main.name == "decode" and tokens > 1:
-        return f"{what}: {count(tokens)} tokens at {duration(main.duration_ms / (tokens - 1))} each."
+        gap_ms = main.duration_ms / (tokens - 1)
+        return f"{what}: {count(tokens)} tokens at {duration(gap_ms)} each."
     return f"{what}, {duration(main.duration_ms)}{f': {main.reason}' if main.reason else ''}."
 
 

@@ -39,10 +39,13 @@ def test_a_form_outlives_a_lost_network(visit: Visit) -> None:
 def test_a_slow_form_shows_that_it_is_sent(visit: Visit) -> None:
     page = visit("operator").open("/operator/console/tenants/new")
     page.get_by_label("Name", exact=True).fill("slow")
-    page.route("**/operator/console/tenants/new", late)
+    held: list[Route] = []
+    page.route("**/operator/console/tenants", held.append)
     create = page.get_by_role("button", name="Create tenant")
     create.click(no_wait_after=True)
     expect(create).to_have_attribute("aria-busy", "true")
+    page.wait_for_timeout(500)
+    held[0].continue_()
     expect(page.get_by_role("heading", name="slow is created", level=1)).to_be_visible()
 
 
@@ -178,11 +181,6 @@ def test_a_newcomer_from_a_clone_to_the_first_answer(chromium: Browser, tmp_path
         server.wait(90)
     journey.show()
     assert journey.seconds() <= 150
-
-
-def late(route: Route) -> None:
-    time.sleep(1)
-    route.continue_()
 
 
 def answered(page: Page, link: str) -> None:

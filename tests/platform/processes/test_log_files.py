@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import structlog
 from typer.testing import CliRunner
 
 from loraplex.platform.cli.main import main
+from loraplex.platform.processes.log_files import also_log_to
 
 WRITE = """
 import sys
@@ -52,3 +54,10 @@ def test_each_process_has_its_private_file_of_bounded_size(tmp_path: Path) -> No
     assert "sss" not in newest
     missing = CliRunner().invoke(main, ["logs", "--process", "gateway", "--data-dir", str(tmp_path)])
     assert missing.exit_code == 1 and "`loraplex serve` writes it" in missing.stderr
+
+
+def test_a_folder_that_cannot_be_written_stops_no_start(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("no folder")
+    before = structlog.get_config()["processors"]
+    also_log_to(tmp_path / "data", "engine")
+    assert structlog.get_config()["processors"] is before

@@ -56,6 +56,7 @@ async def test_a_new_tenants_steps_have_room(page: Page) -> None:
     await accessible_in_all_looks(page)
     for after in ("Upload an adapter", "Send the first request", "Set a budget"):
         await page.locator("#first-steps [aria-current]").get_by_role("button", name="Skip").click()
+        await page.locator("#first-steps [aria-current] h3", has_text=after).wait_for()
         await check(page, after)
 
 
