@@ -40,7 +40,7 @@ def test_a_slow_form_shows_that_it_is_sent(visit: Visit) -> None:
     page = visit("operator").open("/operator/console/tenants/new")
     page.get_by_label("Name", exact=True).fill("slow")
     held: list[Route] = []
-    page.route("**/operator/console/tenants", held.append)
+    page.route("**/operator/console/tenants", lambda route: held.append(route))
     create = page.get_by_role("button", name="Create tenant")
     create.click(no_wait_after=True)
     expect(create).to_have_attribute("aria-busy", "true")

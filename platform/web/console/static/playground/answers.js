@@ -93,9 +93,12 @@ function drawFigures(card, answer, isRunning) {
   drawIdentity(card, answer, isRunning);
 }
 
+/** What has a price: an adapter under all its aliases and versions, or the base model. @param {string} model */
+const adapterOf = (model) => model.split(/[:@]/)[0];
+
 /** @param {HTMLElement} cell @param {Answer} answer */
 function drawCost(cell, { usage, model }) {
-  const option = [.../** @type {NodeListOf<HTMLOptionElement>} */ (document.querySelectorAll("#models option"))].find((each) => each.value === model);
+  const option = [.../** @type {NodeListOf<HTMLOptionElement>} */ (document.querySelectorAll("#models option"))].find((each) => adapterOf(each.value) === adapterOf(model));
   const { prompt, cached, completion, reasoning } = option?.dataset ?? {};
   const isPriced = usage && prompt !== undefined;
   const amount = isPriced ? amountPico(usage, { prompt, cached, completion, reasoning }) : null;
