@@ -16,7 +16,8 @@ from tests.end_to_end.console.test_first_day_journey import ANSWERED_MS, FILES, 
 from tests.end_to_end.live_server import RUN, environment, until
 
 ROOT = Path(__file__).resolve().parents[3]
-INSTALL = re.compile(r"```bash\n(pip install (?:uv|-e)[^\n]*)\n```")
+TORCH = re.compile(r"torch==[\d.]+")
+START = re.compile(r"```bash\n(pip install -e \. && loraplex serve[^\n]*)\n```")
 BY_ITSELF = ["python3.11", "-m", "venv", "--upgrade-deps"]
 
 
@@ -155,17 +156,20 @@ def test_finance_from_a_draft_to_a_verified_final_invoice(
 
 @pytest.mark.long
 def test_a_newcomer_from_a_clone_to_the_first_answer(chromium: Browser, tmp_path: Path) -> None:
-    """README's commands in a new virtual environment, with wheels that pip and uv have cached."""
+    """README's start in a new virtual environment, with wheels that pip has cached. PyPI's index stands in for that of torch."""
     journey, clone = Journey("newcomer"), tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
-    torch, start = INSTALL.findall((clone / "README.md").read_text())[:2]
+    readme = (clone / "README.md").read_text()
+    [torch, *_], [start] = TORCH.findall(readme), START.findall(readme)
     subprocess.run([*BY_ITSELF, str(tmp_path / "venv")], check=True)
     own = environment({}) | {"PATH": f"{tmp_path / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     own["VIRTUAL_ENV"] = str(tmp_path / "venv")
     own.pop("PYTHONPATH", None)
     with journey.step("install"):
         install, _, serve = start.partition(" && ")
-        subprocess.run(f"{torch} && {install}", shell=True, check=True, cwd=clone, env=own, stdout=sys.stderr)
+        subprocess.run(
+            f"pip install {torch} && {install}", shell=True, check=True, cwd=clone, env=own, stdout=sys.stderr
+        )
     output = tmp_path / "output"
     with output.open("w") as out:
         server = subprocess.Popen([*serve.split(), "--port", "0"], cwd=clone, env=own, stdout=out)
