@@ -13,7 +13,7 @@ from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.request_record import FinishedRequest
 from loraplex.tenants.engine_minutes.records import EngineMinute
-from loraplex.tenants.ledger.histograms import BUCKETS, GAP_BOUNDS_MS, TTFT_BOUNDS_MS, bucket_of
+from loraplex.tenants.ledger.histograms import BUCKETS, TTFT_BOUNDS_MS, added, bucket_of
 
 PEAKS: Final = ("running", "waiting", "referenced_blocks", "total_blocks")
 MINUTE: Final = timedelta(minutes=1)
@@ -39,9 +39,7 @@ class EngineMinutes:
             return
         engine = stats.engine or "0"
         self._ttft[engine][bucket_of(TTFT_BOUNDS_MS, (stats.first_token - stats.arrival) * 1000)] += 1
-        gaps = self._gaps[engine]
-        for gap in stats.token_gaps:
-            gaps[bucket_of(GAP_BOUNDS_MS, gap * 1000)] += 1
+        self._gaps[engine] = added((self._gaps[engine], stats.gap_buckets))
 
     def sample(self, now: datetime) -> list[EngineMinute]:
         """Look at the engines, and return the minute that has ended since the last look, if one has."""

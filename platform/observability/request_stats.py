@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from loraplex.engine.messages import NO_CAUSES, Delta, Event, Failed, Finished, Started, Usage, WaitCauses
-from loraplex.tenants.ledger.histograms import GAP_BOUNDS_MS, counted
+from loraplex.tenants.ledger.histograms import EMPTY, GAP_BOUNDS_MS, counted
 from loraplex.tenants.quotas.reservation import PhaseCauses, RequestTimings
 
 
@@ -31,7 +31,7 @@ class RequestStats:
     the engine got them; `started`: when it reported `queue_s`, as the gateway's `clock` has it. `queue_s` and `prefill_s` are the
     engine's: the longest of the prompts; `grammar_s` and `adapter_s` are parts of `queue_s`.
     `first_token` and `last_token` are None when none was delivered; `token_gaps` are the times between successive delivered
-    tokens of one choice. `finish_reason` is the engine's, or `error`, or `abort` when the client disconnected.
+    tokens of one choice, `gap_buckets` what `timings` counted of them. `finish_reason` is the engine's, or `error`, or `abort` when the client disconnected.
     `finished_choices` ended without being aborted. `prompt_tokens`: those that the engine computed or found in its cache, a
     prompt once for all its choices; `cached_tokens` the part of them in the prefix cache; `completion_tokens` those of all
     choices, `reasoning_tokens` the part of them that is thought, where `thought_counter` makes what counts it for a choice.
@@ -67,6 +67,7 @@ class RequestStats:
     last_token: float | None = None
     finished: float = 0.0
     token_gaps: list[float] = field(default_factory=list)
+    gap_buckets: Sequence[int] = field(default=EMPTY, init=False)
     gateway_phases: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     gateway_causes: Mapping[str, PhaseCauses] = field(default_factory=dict)
     _prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -125,6 +126,7 @@ class RequestStats:
         the authentication, if there was one; the first token counts from the arrival, when the body was read.
         """
         first, origin = self.first_token, self._origin
+        self.gap_buckets = counted(GAP_BOUNDS_MS, (gap * 1000 for gap in self.token_gaps))
         phases = {
             # Of rounded moments, so that rounded durations add up, too.
             name: (start := _milliseconds(began - origin), _milliseconds(ended - origin) - start)
@@ -135,7 +137,7 @@ class RequestStats:
             duration_ms=_milliseconds(self.finished - origin),
             phases=phases,
             causes={name: causes for name, causes in self.phase_causes() if name in phases},
-            gap_buckets=counted(GAP_BOUNDS_MS, (gap * 1000 for gap in self.token_gaps)),
+            gap_buckets=self.gap_buckets,
         )
 
     def phases(self) -> Iterator[tuple[str, float, float]]:

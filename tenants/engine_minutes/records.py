@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable
 from datetime import datetime
-from itertools import chain
 from typing import Self
 from uuid import UUID
 
-from loraplex.tenants.ledger.histograms import EMPTY, GAP_BOUNDS_MS, TTFT_BOUNDS_MS, quantile
+from loraplex.tenants.ledger.histograms import EMPTY, GAP_BOUNDS_MS, TTFT_BOUNDS_MS, added, quantile
 from loraplex.tenants.records import Record
 
 
@@ -42,7 +41,7 @@ class EngineMinute(Record):
             if isinstance(getattr(self, name), int) and name != "number"
         }
         buckets = {
-            name: tuple(map(sum, zip(getattr(self, name), getattr(other, name), strict=True)))
+            name: tuple(added((getattr(self, name), getattr(other, name))))
             for name in ("ttft_buckets", "gap_buckets")
         }
         return self.model_copy(update=most | buckets)
@@ -50,13 +49,9 @@ class EngineMinute(Record):
 
 def ttft_ms(minutes: Iterable[EngineMinute], percent: int) -> int | None:
     """The time to the first token that so many per cent of the requests did not exceed; None without any."""
-    return quantile(TTFT_BOUNDS_MS, _sums(each.ttft_buckets for each in minutes), percent)
+    return quantile(TTFT_BOUNDS_MS, added(each.ttft_buckets for each in minutes), percent)
 
 
 def gap_ms(minutes: Iterable[EngineMinute], percent: int) -> int | None:
     """The time between tokens that so many per cent of them did not exceed; None without any."""
-    return quantile(GAP_BOUNDS_MS, _sums(each.gap_buckets for each in minutes), percent)
-
-
-def _sums(counts: Iterable[tuple[int, ...]]) -> list[int]:
-    return [sum(each) for each in zip(*chain([EMPTY], counts), strict=True)]
+    return quantile(GAP_BOUNDS_MS, added(each.gap_buckets for each in minutes), percent)

@@ -24,6 +24,11 @@ def counted(bounds: tuple[int, ...], milliseconds: Iterable[float]) -> tuple[int
     return tuple(counts)
 
 
+def added(histograms: Iterable[Sequence[int]]) -> list[int]:
+    """The counts of several histograms, bucket by bucket."""
+    return [sum(counts) for counts in zip(EMPTY, *histograms, strict=True)]
+
+
 def quantile(bounds: tuple[int, ...], counts: Sequence[int], percent: int) -> int | None:
     """The milliseconds that so many per cent of the counted times do not exceed, interpolated within a bucket; None without
     times. Times beyond the last bound count as that bound.

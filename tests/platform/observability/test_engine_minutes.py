@@ -30,6 +30,7 @@ def answers(managed: Managed, **stats: Any) -> None:
 def ended(engine: str | None, ttft_s: float | None, gaps: list[float]) -> FinishedRequest:
     stats = RequestStats(arrival=0.0, n=1, max_tokens=9, prompt_lengths=[1], engine=engine)
     stats.first_token, stats.token_gaps = ttft_s, gaps
+    stats.timings()
     record = RequestRecord(stats=stats)
     return FinishedRequest(scope={}, record=record, handler="/", began=0, ended=1, status=200)
 
