@@ -41,12 +41,15 @@ def test_a_slow_form_shows_that_it_is_sent(visit: Visit) -> None:
     page = visit("operator").open("/operator/console/tenants/new")
     page.get_by_label("Name", exact=True).fill("slow")
     held: list[Route] = []
-    page.route("**/operator/console/tenants", lambda route: held.append(route))
+    # The probe is held, not the form: Playwright reads no attribute while a page is being left.
+    page.route("**/livez", lambda route: held.append(route))
     create = page.get_by_role("button", name="Create tenant")
-    create.click(no_wait_after=True)
+    with page.expect_request("**/livez"):
+        create.click()
     expect(create).to_have_attribute("aria-busy", "true")
-    page.wait_for_timeout(500)
-    held[0].continue_()
+    create.click()
+    [probe] = held
+    probe.continue_()
     expect(page.get_by_role("heading", name="slow is created", level=1)).to_be_visible()
 
 
