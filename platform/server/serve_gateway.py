@@ -29,7 +29,7 @@ from loraplex.platform.server.listening import root_url
 from loraplex.platform.server.prices import PRICE_SETTINGS
 from loraplex.platform.server.process_signals import Shutdown
 from loraplex.platform.server.start import GatewayStart, bounded_stage
-from loraplex.platform.server.uvicorn_server import HttpListener, serve_until_stopped, serving
+from loraplex.platform.server.uvicorn_server import BACKLOG, HttpListener, serve_until_stopped, serving
 from loraplex.platform.startup_errors import DependencyFailed
 from loraplex.platform.web.transport.head_requests import HeadRequests
 from loraplex.tenants.actors import system_actor
@@ -65,6 +65,8 @@ async def serve_gateway(start: GatewayStart, listeners: Listeners, shutdown: Shu
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(open_gateway(start))
         before, after = await _announcements(settings, gateway, listeners.api, on_stage)
+        # Whoever reads the address may use it at once: until the server accepts, connections wait.
+        listeners.api.listen(BACKLOG)
         stack.enter_context(announced(settings.data_dir, _address(settings, listeners.api)))
         on_stage.finish()
         print(before, flush=True)

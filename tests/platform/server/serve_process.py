@@ -47,14 +47,8 @@ class Serve:
         match = re.search(r"https?://[^/]+", line)
         assert match, f"{line!r}: {(self.folder / 'stderr').read_text()}"
         self.url = match[0]
-        until(self._answers, START_S)
-
-    def _answers(self) -> bool:
-        try:
-            # Its certificate, if it has one, is of a test.
-            return httpx.get(f"{self.url}/livez", verify=False).status_code == 200
-        except httpx.TransportError:
-            return False
+        # At once, without a second try. Its certificate, if it has one, is of a test.
+        assert httpx.get(f"{self.url}/livez", verify=False, timeout=START_S).status_code == 200
 
 
 @pytest.fixture(scope="session")
