@@ -36,7 +36,8 @@ STYLE: Final = (
     "table{border-collapse:collapse;width:100%;margin-bottom:1em}th,td{border-bottom:1px solid #ccc;padding:.4em .5em;"
     "text-align:left;vertical-align:top}.n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}"
     ".id{font-size:.8em;overflow-wrap:anywhere}tr{break-inside:avoid}tfoot{display:table-row-group}.total td{font-weight:bold}"
-    "@page{margin:18mm}@media print{body{margin:0;padding:0;max-width:none;font-size:10px}}"
+    ".lines{overflow-x:auto;margin-bottom:1em}.lines table{min-width:42em;margin:0}"
+    "@page{margin:18mm}@media print{.lines{overflow:visible}body{margin:0;padding:0;max-width:none;font-size:10px}}"
 )
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src 'sha256-"

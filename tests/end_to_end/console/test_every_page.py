@@ -18,7 +18,7 @@ PAINT = """() => new Promise(resolve => new PerformanceObserver((_, observer) =>
 }).observe({ type: "paint", buffered: true }))"""
 FIRST = {"admin": "/console", "viewer": "/console", "operator": "/operator/console"}
 OUTSIDE = ("/", "/console/sign-in", "/operator/console/sign-in", "/docs")
-FILES = re.compile(r"[/.](json|csv|html|export)(\?|$)|format=")
+FILES = re.compile(r"[/.](json|csv|export)(\?|$)|format=")
 
 
 def test_every_page_of_a_new_tenant(visit: Visit, people: People) -> None:
