@@ -1,4 +1,6 @@
-"""The first steps of a tenant: a key, an adapter, a request, a budget. Invariant: a step is done once its thing exists."""
+"""The first steps of a tenant: a key, an adapter, a request, a budget. Invariant: a step is done once its thing exists, and none
+is shown to a tenant that an adapter has answered.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.ledger.request_log import RequestFilters, RequestLog
 from loraplex.tenants.ledger.request_reports import FailureRow, latest_failures
+from loraplex.tenants.models import NO_ID
 from loraplex.tenants.registry.resolution import ModelResolver
 
 Step: TypeAlias = Literal["key", "adapter", "request", "budget"]
@@ -30,7 +33,11 @@ SELECT (
     EXISTS (SELECT FROM request_rollups WHERE tenant_id = :tenant_id AND status = 'completed') AS request,
     EXISTS (
         SELECT FROM quotas WHERE tenant_id = :tenant_id AND num_nonnulls(budget_per_day, budget_per_month) > 0
-    ) AS budget
+    ) AS budget,
+    EXISTS (
+        SELECT FROM request_rollups
+        WHERE tenant_id = :tenant_id AND status = 'completed' AND adapter_id <> :no_id
+    ) AS in_use
 """)
 
 
@@ -65,14 +72,14 @@ class OnboardingStatus:
 async def open_steps(
     session: AsyncSession, tenant_id: UUID, skipped: frozenset[str], now: datetime
 ) -> OnboardingStatus | None:
-    """Return the first steps while one of them is neither done nor skipped, else None."""
+    """Return the first steps until an adapter has answered, while one of them is neither done nor skipped, else None."""
     wanted = frozenset[str](STEPS) - skipped
     if not wanted:
         return None
     # Most tenants are done, which one statement says, from indexes and rollups.
-    row = (await session.execute(_EXISTING, {"tenant_id": tenant_id})).one()
+    row = (await session.execute(_EXISTING, {"tenant_id": tenant_id, "no_id": NO_ID})).one()
     found = {name: value for name, value in row._mapping.items() if value}
-    if wanted <= found.keys():
+    if "in_use" in found or wanted <= found.keys():
         return None
     versions = await ModelResolver(session, tenant_id).versions(1)
     answered = await _answered_at(session, tenant_id)

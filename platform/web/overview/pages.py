@@ -95,7 +95,7 @@ def _charts(found: RequestOverview) -> dict[str, object]:
     return {
         "head": PERIOD_NAMES[found.step],
         "adapters": named(
-            ["base model" if each.base_model else each.name or "other" for each in found.series]
+            ["no adapter" if each.base_model else each.name or "other" for each in found.series]
         ),
         "requests": [
             ChartRow(each.start, tuple(each.requests.get(name, 0) for name in ids), each.start == last)

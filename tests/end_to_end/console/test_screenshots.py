@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
-from tests.end_to_end.console.conftest import People, Visit, Watched
+from tests.end_to_end.console.conftest import People, Visit
 from tests.end_to_end.test_client import ask
 
 FOLDER = Path(__file__).parents[2] / "screenshots"
@@ -18,8 +18,8 @@ def test_six_pictures(visit: Visit, people: People) -> None:
         for model in ("pirate", people.demo.access.model):
             ask(people.demo.client(), model, question, max_tokens=16)
     visit("admin").open("/console/usage").wait_for_timeout(6000)
-    save(overview(visit("admin")), "overview")
-    save(overview(visit("admin", width=360, scheme="dark")), "overview-narrow")
+    save(visit("admin").open("/console"), "overview")
+    save(visit("admin", width=360, scheme="dark").open("/console"), "overview-narrow")
     save(visit("admin", scheme="dark").open("/console/adapters/pirate"), "adapter")
     save(visit("admin").open("/console/usage"), "usage")
     save(visit("operator").open("/operator/console/engine"), "engine")
@@ -28,14 +28,6 @@ def test_six_pictures(visit: Visit, people: People) -> None:
     page.get_by_role("button", name="Send").click()
     expect(page.locator("article.msg [data-slot=cost]").first).to_contain_text("$", timeout=60_000)
     save(page, "playground")
-
-
-def overview(watched: Watched) -> Page:
-    """The page of a tenant that has begun: without its first steps, which this browser leaves out from now on."""
-    page = watched.open("/console")
-    page.get_by_role("button", name="Dismiss").click()
-    page.get_by_role("heading", name="Four steps").wait_for(state="detached")
-    return page
 
 
 def save(page: Page, name: str) -> None:

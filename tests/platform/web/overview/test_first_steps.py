@@ -4,6 +4,7 @@ from uuid import UUID
 
 from sqlalchemy import insert
 from tests.platform.web.browser import Console, Page, SignedIn
+from tests.platform.web.observed_tenant import observed_tenant
 from tests.platform.web.playground.test_queries import tenant_with_pirate
 
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -69,3 +70,9 @@ async def test_a_ready_adapter_is_in_the_snippet(console: Console, signed_in: Si
     assert states(page) == (1, ["Create a key"])
     assert '"model": "pirate"' in page.find("#first-curl").text()
     assert page.find("#first-python").text().startswith("import os")
+
+
+async def test_an_answer_of_an_adapter_ends_the_steps(console: Console) -> None:
+    used = observed_tenant(console.database.url)
+    page = await (await console.signed_in("admin", used.tenant.name)).page(OVERVIEW)
+    assert not page.all("#first-steps") and page.all(".stats")

@@ -42,7 +42,7 @@ async def test_the_numbers_of_a_tenant(console: Console, database: Database) -> 
     rows = [row.css("td") for row in page.all("#t-requests tbody tr")]
     assert len(rows) == 24 and page.texts("#t-requests thead th") == [
         "Hour",
-        "base model",
+        "no adapter",
         "support",
         "coral",
     ]
