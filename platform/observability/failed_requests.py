@@ -97,7 +97,7 @@ def summary_of(error: Exception) -> str:
     if allowed is not None and place == known.param:
         return f"`{place}` must be {allowed}."[:MAX_SUMMARY]
     meaning = _MEANINGS.get(known.row.code, known.row.code.replace("_", " ").capitalize())
-    return f"{meaning}: `{place}`." if place else f"{meaning}."
+    return f"{meaning} (`{place}`)." if place else f"{meaning}."
 
 
 def _known_place(param: str) -> str:
