@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from loraplex.platform.errors import describe
 from loraplex.platform.tenant_limiter import TenantLimiter
-from loraplex.platform.web.console.addresses import path_of, query_form
+from loraplex.platform.web.console.addresses import link, path_of, query_form
 from loraplex.platform.web.console.form_routes import MAX_NUMBER, FormSubmission, form_page, submits
 from loraplex.platform.web.console.forms import Form, FormInvalid, field_errors, parse
 from loraplex.platform.web.console.limit_units import unit_of
@@ -23,6 +23,7 @@ from loraplex.platform.web.limits import replay as limit_replay
 from loraplex.platform.web.limits.limit_fields import LimitFields, typed
 from loraplex.platform.web.usage import queries as usage
 from loraplex.tenants.api_keys.use_cases import Member
+from loraplex.tenants.errors import NotFound
 from loraplex.tenants.quotas import queries as stored_limits
 from loraplex.tenants.quotas import use_cases as quotas
 from loraplex.tenants.quotas.limits import COUNTED, NO_LIMITS, PER_SESSION, QuotaLimits
@@ -61,7 +62,12 @@ async def adapter_form(page: AdapterWriter, name: str) -> dict[str, object]:
 
 @router.get(PATH)
 async def show_limits(page: Reader) -> Response:
-    tenant_id = page.tenant_id
+    """A `subject` in the address is one that was typed and that nothing has."""
+    tenant_id, form = page.tenant_id, query_form(page.http)
+    asked = form.text("subject")[:80]
+    unknown = (
+        {"subject": f"“{asked}” is no adapter, and the name or id of no key or of several."} if asked else {}
+    )
     async with page.reading() as session:
         stored = await limits.stored(session, tenant_id)
         crossed = await stored_limits.events(session, tenant_id, None, EVENTS)
@@ -74,6 +80,7 @@ async def show_limits(page: Reader) -> Response:
         is_cut=len(stored.subjects) >= limits.SUBJECTS,
         crossed=crossed,
         choices=choices,
+        form=form.entered(unknown),
         folders=FOLDERS,
         writable={level: scope in page.session.scopes for level, scope in WRITES.items()},
         writes=WRITES,
@@ -83,10 +90,13 @@ async def show_limits(page: Reader) -> Response:
 
 @router.get(f"{PATH}/edit")
 async def choose_subject(page: Reader) -> Response:
-    level, name = _subject(query_form(page.http))
-    if level not in FOLDERS or not name:
-        return RedirectResponse(PATH, 303)
-    return RedirectResponse(path_of("limits", FOLDERS[level], name), 303)
+    form = query_form(page.http)
+    level, name = await _subject(page, form)
+    try:
+        await page.query(limits.named, page.tenant_id, level, name)
+    except NotFound:
+        return RedirectResponse(link(PATH, {"subject": form.text("subject")}), 303)
+    return RedirectResponse(path_of("limits", FOLDERS[level], name) if name else PATH, 303)
 
 
 @router.get(f"{PATH}/explain")
@@ -117,7 +127,7 @@ async def replay_draft(page: Reader) -> Response:
     """The draft is in the address; without one the form begins with the limits in force."""
     tenant_id, form = page.tenant_id, query_form(page.http)
     replays: TenantLimiter = page.http.app.state.replays
-    level, name = _subject(form)
+    level, name = await _subject(page, form)
     draft, errors = _draft(form)
     async with page.reading() as session:
         subject = await limits.named(session, tenant_id, level, name)
@@ -181,13 +191,19 @@ async def _limit_form(page: PageRequest, level: str, name: str) -> dict[str, obj
     }
 
 
-def _subject(form: Form) -> tuple[str, str]:
-    """The level and the name of the subject in an address: a word without a level is an adapter's name, but for `tenant`."""
+async def _subject(page: PageRequest, form: Form) -> tuple[str, str]:
+    """The level and the name of the subject in an address. A word without a level is an adapter's name, else a key's, but for
+    `tenant`; a key stands by its id, or by a name that no other key has.
+    """
     text = form.text("subject")
     level, _, name = text.partition(":")
-    if level in FOLDERS:
-        return level, usage.key_id_of(name)
-    return ("adapter", text) if text not in ("", "tenant") else (text, "")
+    if text in ("", "tenant"):
+        return text, ""
+    if level not in FOLDERS:
+        is_adapter = await page.query(usage.adapter_existed, page.tenant_id, text)
+        level, name = "adapter" if is_adapter else "key", text
+    keys = [] if level == "adapter" else await page.query(usage.keys_called, page.tenant_id, name)
+    return level, usage.key_id_of(keys[0] if len(keys) == 1 else name)
 
 
 def _draft(form: Form) -> tuple[QuotaLimits | None, Mapping[str, str]]:

@@ -25,6 +25,25 @@ from loraplex.tenants.ledger import usage_steps
 from loraplex.tenants.models import AuditEntry, Quota
 
 
+async def test_a_key_is_chosen_by_its_name(console: Console, database: Database) -> None:
+    seen = observed_tenant(database.url)
+    counters(console, CountingAdmissions())
+    async with database.as_operator() as session:
+        app = (await KeyRepository(session).create(seen.id, "app", ["inference"])).record.key_id
+    browser = await console.signed_in("developer", seen.tenant.name)
+    places = {"app": f"keys/{app}", "key:app": f"keys/{app}", "coral": "adapters/coral"}
+    for choice, place in places.items():
+        chosen = await browser.get(f"/console/limits/edit?subject={choice}")
+        assert chosen.headers["location"] == f"/console/limits/{place}"
+    for unknown in ("nobody", "k", "key:nobody", "adapter:nobody"):
+        chosen = await browser.get(f"/console/limits/edit?subject={unknown}")
+        shown = await browser.get(chosen.headers["location"])
+        assert shown.status_code == 422
+        assert f"“{unknown}” is no adapter" in Page(shown).find("#subject-e").text()
+    chosen = await browser.get("/console/limits/edit")
+    assert chosen.headers["location"] == "/console/limits"
+
+
 async def test_limits_are_changed_within_those_of_the_tenant(console: Console, database: Database) -> None:
     seen = observed_tenant(database.url, tokens_per_day=1000, budget_per_month=30_000_000)
     counters(console, CountingAdmissions())
