@@ -73,6 +73,13 @@ def kind(path: str) -> str:
     )
 
 
+def test_filters_in_use_stand_on_one_line(visit: Visit) -> None:
+    page = visit("admin").open("/console/requests?outcome=completed")
+    fields = page.locator("form.filters").locator(".input, .btn")
+    bottoms = fields.evaluate_all("each => each.map(one => Math.round(one.getBoundingClientRect().bottom))")
+    assert len(bottoms) == 9 and len(set(bottoms)) == 1, bottoms
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("role", ["admin", "operator"])
 def test_the_navigation_of_a_narrow_page(visit: Visit, role: Role, scheme: Scheme) -> None:
