@@ -22,6 +22,8 @@ from loraplex.tenants.engine_minutes.records import EngineMinute, gap_ms, ttft_m
 Operator = Annotated[PageRequest, opens_operator()]
 LIVE: Final = "/operator/console/live"
 MINUTE: Final = timedelta(minutes=1)
+SILENT: Final = 4 * MINUTE
+"""A minute that began longer ago and has none after it was an engine's last."""
 SECONDS: Final = 60
 TENTHS: Final = 10
 SHOWN: Final = 60
@@ -46,13 +48,16 @@ router = APIRouter()
 
 @dataclass(frozen=True, slots=True)
 class LiveEngine:
-    """An engine by its host and its address. `state` None: this gateway does not watch it. `minutes`: those of the hour it served."""
+    """An engine by its host and its address. `state` None: this gateway does not watch it. `minutes`: those of the hour it served.
+    `ended_at`: the end of the last one, if no gateway has written another: an engine that starts again has another address.
+    """
 
     host: str
     address: str
     number: int
     state: EngineState | None
     minutes: Mapping[datetime, EngineMinute]
+    ended_at: datetime | None = None
 
     @property
     def key(self) -> str:
@@ -84,7 +89,8 @@ async def show_live(page: Operator) -> Response:
 
 async def _engines(page: PageRequest, since: datetime) -> Sequence[LiveEngine]:
     """All engines, those of this gateway first."""
-    host, states = socket.gethostname(), await engine_states(page.dependencies.engine, datetime.now(UTC))
+    host, now = socket.gethostname(), datetime.now(UTC)
+    states = await engine_states(page.dependencies.engine, now)
     minutes = dict(await page.query(engine_minutes, since))
     own = [
         LiveEngine(host, address, each.number, each, minutes.pop((host, address), {}))
@@ -92,7 +98,9 @@ async def _engines(page: PageRequest, since: datetime) -> Sequence[LiveEngine]:
         for address in [each.address or ""]
     ]
     others = [
-        LiveEngine(*key, found[max(found)].number, None, found) for key, found in sorted(minutes.items())
+        LiveEngine(*key, found[last].number, None, found, last + MINUTE if now - last > SILENT else None)
+        for key, found in sorted(minutes.items())
+        for last in [max(found)]
     ]
     return [*own, *others]
 

@@ -52,6 +52,7 @@ async def test_it_shows_now_and_the_last_hour(console: Console, signed_in: Signe
         own = {"address": busy.address, "generation_tokens": 3000, "ttft_buckets": buckets}
         await keep(session, [minute(0, **own), minute(2, **own), minute(70, **own)])
         await keep(session, [minute(1, host="other", address="ipc:///x", number=4, running=2)])
+        await keep(session, [last := minute(9, host="other", address="ipc:///y", number=4)])
     page = await browser.page(LIVE)
     figures = dict(zip(page.texts(".stat dt"), page.texts(".stat dd.value"), strict=True))
     assert (
@@ -65,6 +66,9 @@ async def test_it_shows_now_and_the_last_hour(console: Console, signed_in: Signe
     assert page.texts("nav.seg a")[1] == "Engine 4 on other"
     other = await browser.page(f"{LIVE}?engine=other+ipc%3A%2F%2F%2Fx")
     assert other.texts("h2")[0] == "Engine 4 on other" and "Another server watches" in other.text
+    stopped = await browser.page(f"{LIVE}?engine=other+ipc%3A%2F%2F%2Fy")
+    until = f"{last.minute + timedelta(minutes=1):%H:%M}"
+    assert stopped.texts("h2")[0] == f"Engine 4 on other, until {until}" and "stopped or" in stopped.text
     now = await browser.get(f"{LIVE}?part=now", **{"hx-request": "true"})
     assert now.text.lstrip().startswith('<section class="section" id="now"')
     rows = await browser.get(f"{LIVE}?part=minutes", **{"hx-request": "true"})
