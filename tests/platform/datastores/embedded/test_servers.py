@@ -292,7 +292,7 @@ def test_a_server_that_accepts_and_never_answers_ends_the_start(
     monkeypatch.setattr(postgres, "Child", Hung)
     monkeypatch.setattr(postgres, "START_SECONDS", 1.0)
     monkeypatch.setattr(postgres, "CONNECT_SECONDS", 2)
-    monkeypatch.setattr(postgres, "STOP_STEPS", ((signal.SIGINT, 0.1),))
+    monkeypatch.setattr(postgres.PostgresServer, "stop_steps", ((signal.SIGINT, 0.1),))
     with pytest.raises(ServiceFailed, match="PostgreSQL did not accept connections within 1 s"):
         EmbeddedServices(data_dir).start()
     assert servers_of(data_dir) == []
