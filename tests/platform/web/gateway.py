@@ -161,8 +161,22 @@ async def served(app: FastAPI) -> AsyncIterator[str]:
     try:
         yield f"http://{host}:{port}"
     finally:
-        server.should_exit = server.force_exit = True
-        await task
+        task.cancel()
+        await asyncio.wait({task})
+        await end_connections(server)
+
+
+async def end_connections(server: uvicorn.Server) -> None:
+    """Stop listening and end all connections, within 0.1 s: `Server.shutdown` sleeps as long where none is open."""
+    for each in server.servers:
+        each.close()
+    state = server.server_state
+    for connection in list(state.connections):
+        connection.shutdown()
+    for _ in range(20):
+        if not state.connections and not state.tasks:
+            return
+        await asyncio.sleep(0.005)
 
 
 @pytest.fixture
