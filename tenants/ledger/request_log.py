@@ -79,24 +79,6 @@ class RequestPage:
     more_after: UUID | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The requests beyond one of them, in order: older ones, or newer ones."""
-
-    beyond: UUID | None
-    newest_first: bool = True
-
-    def after(
-        self, query: Select[*Columns], id: InstrumentedAttribute[UUID], last: UUID | None = None
-    ) -> Select[*Columns]:
-        """The rows of a query that are of this part, up to `last`."""
-        if self.beyond is not None:
-            query = query.where(id < self.beyond if self.newest_first else id > self.beyond)
-        if last is not None:
-            query = query.where(id >= last if self.newest_first else id <= last)
-        return query.order_by(id.desc() if self.newest_first else id)
-
-
 class RequestLog:
     """The requests of `tenant_id`, seen by one session; the newest come first."""
 
@@ -105,15 +87,19 @@ class RequestLog:
         self._tenant_id = tenant_id
 
     async def page(self, filters: RequestFilters, after: UUID | None, limit: int) -> RequestPage:
-        """At most `limit` rows that match and are older than the row `after`, out of the next `SCANNED` rows of the ledger."""
-        return await self._both(filters, _Part(after), limit)
-
-    async def page_before(self, filters: RequestFilters, before: UUID, limit: int) -> RequestPage:
-        """At most `limit` rows that match and are the next newer ones than the row `before`, newest first, out of the next
-        `SCANNED` rows. `more_after`: the newest of them, if there are newer rows.
-        """
-        page = await self._both(filters, _Part(before, newest_first=False), limit)
-        return RequestPage(page.requests[::-1], page.more_after)
+        """At most `limit` requests that match and are older than `after`, out of the next `SCANNED` rows of the ledger."""
+        page = RequestPage([], None)
+        if filters.outcome != REFUSED:
+            page = await self._ledger_page(filters, after, limit)
+        if filters.outcome not in (None, REFUSED) or filters.session or filters.slower_than_ms is not None:
+            return page
+        query = _older(self._refused(filters), FailedRequest.id, after)
+        if page.more_after is not None:
+            # Up to the ledger page's end, so that none is skipped.
+            query = query.where(FailedRequest.id >= page.more_after)
+        refused = (await self._session.execute(query.limit(limit + 1))).all()
+        both = sorted([*page.requests, *map(_refused, refused)], key=lambda each: each.id, reverse=True)
+        return RequestPage(both[:limit], both[limit - 1].id if len(both) > limit else page.more_after)
 
     async def get(self, request_id: str) -> LoggedRequest:
         """The request of this id, else the newest of this `x-request-id`; corrections are found by their own ids only.
@@ -159,26 +145,11 @@ class RequestLog:
         query = self._named(UsageRecord).where(condition).order_by(UsageRecord.id.desc()).limit(1)
         return (await self._session.execute(query)).one_or_none()
 
-    async def _both(self, filters: RequestFilters, part: "_Part", limit: int) -> RequestPage:
-        """At most `limit` of the ledger and of what was refused, in the order of the part."""
-        page = RequestPage([], None)
-        if filters.outcome != REFUSED:
-            page = await self._page(filters, part, limit)
-        if filters.outcome not in (None, REFUSED) or filters.session or filters.slower_than_ms is not None:
-            return page
-        # Up to the ledger page's end, so that none is skipped.
-        query = part.after(self._refused(filters), FailedRequest.id, page.more_after).limit(limit + 1)
-        both = [*page.requests, *map(_refused, (await self._session.execute(query)).all())]
-        both.sort(key=lambda each: each.id, reverse=part.newest_first)
-        return RequestPage(both[:limit], both[limit - 1].id if len(both) > limit else page.more_after)
-
-    async def _page(self, filters: RequestFilters, part: "_Part", limit: int) -> RequestPage:
-        """At most `limit` that match of the first `SCANNED` rows of the ledger in a part, in its order."""
-        scanned = part.after(self._bounded(filters), UsageRecord.id).limit(SCANNED)
+    async def _ledger_page(self, filters: RequestFilters, after: UUID | None, limit: int) -> RequestPage:
+        scanned = _older(self._bounded(filters), UsageRecord.id, after).limit(SCANNED)
         record = aliased(UsageRecord, scanned.subquery())
         query = self._named(record).where(*self._conditions(record, filters))
-        query = query.order_by(record.id.desc() if part.newest_first else record.id).limit(limit + 1)
-        found = (await self._session.execute(query)).all()
+        found = (await self._session.execute(query.order_by(record.id.desc()).limit(limit + 1))).all()
         if len(found) > limit:
             return RequestPage([*map(_logged, found[:limit])], found[limit - 1][0].id)
         last = scanned.with_only_columns(UsageRecord.id).offset(SCANNED - 1).limit(1)
@@ -247,6 +218,11 @@ class RequestLog:
         if filters.slower_than_ms is not None:
             conditions.append(record.duration_ms > filters.slower_than_ms)
         return conditions
+
+
+def _older(query: Select[*Columns], id: InstrumentedAttribute[UUID], after: UUID | None) -> Select[*Columns]:
+    """The rows of a query that are older than `after`, newest first."""
+    return (query if after is None else query.where(id < after)).order_by(id.desc())
 
 
 def _logged(row: Found) -> LoggedRequest:

@@ -153,11 +153,19 @@ class PageRequest(OpenPage):
         size = SIZES.get(self.http.query_params.get("size", ""), ROWS)
         return page_from(self.http, Cursors(self.endpoint.cursor_key, scope), order, parameter, size)
 
-    def rows(self, part: Page[Any, Any], found: Sequence[RowT], *, parameter: str = BEFORE) -> Rows[RowT]:
-        """Return the rows of `part`, which were read with one more, and the links that keep the other filters of the address.
-        `parameter` as in `part`.
+    def rows(
+        self,
+        part: Page[Any, KeyT],
+        found: Sequence[RowT],
+        *,
+        parameter: str = BEFORE,
+        more_after: KeyT | None = None,
+    ) -> Rows[RowT]:
+        """Return the rows of `part`, and the links that keep the other filters of the address. `parameter` as in `part`.
+
+        The rows were read with one more, or `more_after` is the key behind which there are others.
         """
-        cursor, path = part.next(found), self.http.url.path
+        cursor, path = part.next(found) if more_after is None else part.cursor(more_after), self.http.url.path
         kept = [(name, value) for name, value in self.http.query_params.multi_items() if name != parameter]
         older = None if cursor is None else f"{path}?{urlencode([*kept, (parameter, cursor)])}"
         newest = f"{path}?{urlencode(kept)}" if kept else path

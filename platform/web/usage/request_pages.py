@@ -5,18 +5,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from typing import Annotated, Final
-from uuid import UUID
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from loraplex.platform.inference.sessions import chosen_session
-from loraplex.platform.web.console.addresses import day_of, link, path_of, query_form
+from loraplex.platform.web.console.addresses import day_of, path_of, query_form
 from loraplex.platform.web.console.endpoint import redirect
 from loraplex.platform.web.console.formatting import count, duration
 from loraplex.platform.web.console.forms import Form, FormInvalid
 from loraplex.platform.web.console.limit_units import unit_of
-from loraplex.platform.web.console.page import ROWS, SIZES, PageRequest, opens
+from loraplex.platform.web.console.page import PageRequest, opens
+from loraplex.platform.web.sorting import BY_ID
 from loraplex.platform.web.usage import queries as usage
 from loraplex.platform.web.usage import request_queries as requests
 from loraplex.platform.web.usage.choice_pages import with_choices
@@ -77,8 +77,7 @@ class _Bar:
 @router.get(PATH)
 async def list_requests(page: Reader) -> Response:
     form = query_form(page.http)
-    after, before = _uuid(form.text("after")), _uuid(form.text("before"))
-    size = SIZES.get(form.text("size"), ROWS)
+    part = page.part(BY_ID)
     errors: Mapping[str, str] = {}
     asked = form.text("request").strip()
     if asked:
@@ -92,22 +91,15 @@ async def list_requests(page: Reader) -> Response:
         filters, errors = requests.Filters(), invalid.errors
     async with page.reading() as session:
         choices = await usage.filter_choices(session, page.tenant_id)
-        found = await requests.page(session, page.tenant_id, filters, after, before, limit=size)
-    kept = {name: form.text(name) for name in (*FIELDS, "size")}
+        found = await requests.page(session, page.tenant_id, filters, part)
     return page.show(
         "usage/requests.html",
         form=form.entered(errors),
         choices=choices,
-        page=found,
+        page=page.rows(part, found.requests, more_after=found.more_after),
         outcomes=requests.OUTCOME_NAMES,
-        filtered=any(kept[name] for name in FIELDS),
-        sizes={
-            each: None if number == size else link(PATH, {**kept, "size": each})
-            for each, number in SIZES.items()
-        },
+        filtered=any(form.text(name) for name in FIELDS),
         unknown=asked,
-        older=None if found.older is None else link(PATH, {**kept, "after": str(found.older)}),
-        newer=None if found.newer is None else link(PATH, {**kept, "before": str(found.newer)}),
     )
 
 
@@ -176,10 +168,3 @@ def _filters(form: Form, page: PageRequest) -> requests.Filters:
         end=end if form.text("to") else None,
         slower_than_ms=int(slower) if slower else None,
     )
-
-
-def _uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None

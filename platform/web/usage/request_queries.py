@@ -21,7 +21,7 @@ from loraplex.platform.web.usage.documents import (
 )
 from loraplex.platform.web.usage.phase_reasons import reason_of
 from loraplex.tenants.invoices.billable_usage import prices_of
-from loraplex.tenants.ledger.request_log import SHOWN_OUTCOMES, RequestFilters, RequestLog
+from loraplex.tenants.ledger.request_log import SHOWN_OUTCOMES, RequestFilters, RequestLog, RequestPage
 from loraplex.tenants.ledger.request_reports import requests_of_adapter
 from loraplex.tenants.models import RequestPhases
 from loraplex.tenants.registry.summaries import registered_digest
@@ -32,17 +32,6 @@ MEDIAN_OVER: Final = timedelta(hours=24)
 HOUR: Final = timedelta(hours=1)
 OUTCOME_NAMES: Final = SHOWN_OUTCOMES
 Filters: TypeAlias = RequestFilters
-
-
-@dataclass(frozen=True, slots=True)
-class RequestPage:
-    """`older` and `newer`: the ids that the pages beside this one follow; None where there is none. A filtered page may be
-    short, or empty, and have others beside it.
-    """
-
-    requests: Sequence[LoggedRequest]
-    older: UUID | None
-    newer: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,37 +61,20 @@ class RequestDetail:
     registered_digest: str | None
 
 
-async def listing(
-    session: AsyncSession, tenant_id: UUID, filters: RequestFilters, page: Page[LoggedRequest, UUID]
-) -> Listing[RequestDocument]:
-    """Return a page of requests, newest first."""
-    found = await RequestLog(session, tenant_id).page(filters, page.after, page.limit)
-    cursor = None if found.more_after is None else page.cursor(found.more_after)
-    return Listing[RequestDocument](data=[*found.requests], next_cursor=cursor)
-
-
 async def page(
-    session: AsyncSession,
-    tenant_id: UUID,
-    filters: RequestFilters,
-    after: UUID | None,
-    before: UUID | None = None,
-    *,
-    limit: int,
+    session: AsyncSession, tenant_id: UUID, filters: RequestFilters, part: Page[LoggedRequest, UUID]
 ) -> RequestPage:
-    """Return a page of requests, newest first: those older than `after`, or the next newer ones than `before`."""
-    log = RequestLog(session, tenant_id)
-    if before is not None:
-        found = await log.page_before(filters, before, limit)
-        return RequestPage(found.requests, _following(found.requests[-1:], before), found.more_after)
-    found = await log.page(filters, after, limit)
-    newer = None if after is None else _following(found.requests[:1], after)
-    return RequestPage(found.requests, found.more_after, newer)
+    """Return a page of requests, newest first."""
+    return await RequestLog(session, tenant_id).page(filters, part.after, part.limit)
 
 
-def _following(edge: Sequence[LoggedRequest], asked: UUID) -> UUID:
-    """The id beside which a page goes on: that of its row at the edge, or on an empty page the one that was asked for."""
-    return edge[0].id if edge else asked
+async def listing(
+    session: AsyncSession, tenant_id: UUID, filters: RequestFilters, part: Page[LoggedRequest, UUID]
+) -> Listing[RequestDocument]:
+    """Return `page` as the API has it."""
+    found = await page(session, tenant_id, filters, part)
+    cursor = None if found.more_after is None else part.cursor(found.more_after)
+    return Listing[RequestDocument](data=[*found.requests], next_cursor=cursor)
 
 
 async def detail(session: AsyncSession, tenant_id: UUID, request_id: str) -> RequestDetailDocument:

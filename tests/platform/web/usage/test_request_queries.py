@@ -10,6 +10,7 @@ from loraplex.platform.web.usage import request_queries as requests
 from loraplex.platform.web.usage.request_pages import main_sentence
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RequestNotFound
+from loraplex.tenants.ledger.request_log import RequestLog
 
 NOW = datetime(2026, 11, 20, 14, 30, tzinfo=UTC)
 
@@ -86,17 +87,11 @@ async def test_a_request_without_phases_and_of_another_tenant(database: Database
 async def test_the_log_is_read_page_by_page(database: Database) -> None:
     seen = observed_tenant(database.url, NOW)
     async with database.as_tenant(seen.id) as session:
-        first = await requests.page(session, seen.id, requests.Filters(), None, limit=2)
-        rest = await requests.page(session, seen.id, requests.Filters(), first.older, limit=9)
-        oldest, newer = rest.requests[-1].id, [each.id for each in (*first.requests, *rest.requests)][-3:-1]
-        back = await requests.page(session, seen.id, requests.Filters(), None, oldest, limit=2)
-        top = await requests.page(session, seen.id, requests.Filters(), None, newer[0], limit=9)
-        slow = await requests.page(session, seen.id, requests.Filters(slower_than_ms=1000), None, limit=9)
-        late = await requests.page(
-            session, seen.id, requests.Filters(start=NOW - HOUR, adapter="coral"), None, limit=9
-        )
+        log = RequestLog(session, seen.id)
+        first = await log.page(requests.Filters(), None, 2)
+        rest = await log.page(requests.Filters(), first.more_after, 9)
+        slow = await log.page(requests.Filters(slower_than_ms=1000), None, 9)
+        late = await log.page(requests.Filters(start=NOW - HOUR, adapter="coral"), None, 9)
     newest = [each.id for each in (*first.requests, *rest.requests)]
-    assert [each.id for each in back.requests] == newer and (back.older, back.newer) == (newer[1], newer[0])
-    assert [each.id for each in top.requests] == newest[:2] and top.newer is None
-    assert newest == sorted(seen.requests, reverse=True) and rest.older is None
+    assert newest == sorted(seen.requests, reverse=True) and rest.more_after is None
     assert [each.id for each in slow.requests] == [each.id for each in late.requests] == [seen.slow]
