@@ -147,9 +147,10 @@ class Authenticator:
                 # The key was genuine, so that its tenant may see the refusal.
                 found = self._cache.last_found(parse_key(bearer_token(headers)).key_id)
                 if found is not None:
-                    request.state.refused_key = found.tenant_id, found.key_id
+                    request.state.refused_key = found.tenant_id, found.key_id, None
                 raise
         request.state.tenant_id, request.state.key_id = caller.tenant_id, caller.key_id
+        request.state.api_key_id = caller.api_key_id
         return check_scope(caller, scope)
 
     async def authorize_operator(self, request: Request) -> OperatorCaller:

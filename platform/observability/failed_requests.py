@@ -61,7 +61,8 @@ class FailureObserver:
         code, summary = record.error_code, record.error_summary
         if code in (None, CLIENT_GONE) or summary is None or finished.handler not in GENERATING:
             return
-        tenant_id, key_id = state.get("refused_key", (finished.tenant_id, finished.key_id))
+        admitted = finished.tenant_id, finished.key_id, state.get("api_key_id")
+        tenant_id, key_id, api_key_id = state.get("refused_key", admitted)
         if tenant_id is None or key_id is None:
             return
         name = record.asked_model if record.call is None else record.call.model
@@ -73,6 +74,7 @@ class FailureObserver:
             is_refused=record.ledger_id is None,
             request_id=finished.request_id,
             key_id=key_id,
+            api_key_id=api_key_id,
             adapter_id=record.adapter_id,
             model=str(name) if is_name else None,
             code=str(code),

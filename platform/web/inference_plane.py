@@ -21,7 +21,6 @@ from loraplex.engine.errors import ServerShuttingDown
 from loraplex.grammar.errors import GrammarRefused
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.errors import (
-    ClientGone,
     InvalidParameter,
     UnknownParameter,
     describe,
@@ -50,7 +49,6 @@ from loraplex.platform.web.transport.body_budget import BodyLease, body_lease
 from loraplex.platform.web.transport.client_presence import UnlessDisconnected, unless_disconnected
 from loraplex.platform.web.transport.request_body import read_object
 from loraplex.platform.web.transport.sse import ChunkEncoder, EventStream
-from loraplex.tenants.ledger.refusal_counts import Refused
 from loraplex.tenants.scopes import INFERENCE
 
 T = TypeVar("T")
@@ -153,7 +151,7 @@ class InferencePlane:
         return await read_object(request, self.dependencies.config.body, read, check_in_worker, lease)
 
     async def generate(self, request: Request, caller: Caller, dialect: Dialect[BodyT]) -> Response:
-        """Generate what the request's body asks for, and count what refuses it."""
+        """Generate what the request's body asks for."""
         note_authentication(request.scope)
         context = RequestContext(
             caller=caller,
@@ -177,7 +175,8 @@ class InferencePlane:
                 # The key was not yet checked against the current policy.
                 async with self.transactions.slot(caller.tenant_id):
                     await context.confirm()
-            self._count_refusal(context, error, row.code)
+            if not context.is_recorded:
+                context.record.ledger_id = None
             if isinstance(error, InvalidParameter | GrammarRefused):
                 rename_parameter(error, dialect.names)
             raise
@@ -252,21 +251,6 @@ class InferencePlane:
             seal=ThoughtSeal(self.dependencies.derive_key, caller.tenant_id),
             text=self.dependencies.token_text,
         )
-
-    def _count_refusal(self, context: RequestContext, error: Exception, code: str) -> None:
-        """Count a request that ended without a record in the ledger, unless its client left."""
-        if context.is_recorded:
-            return
-        context.record.ledger_id = None
-        if isinstance(error, ClientGone):
-            return
-        refused = Refused(
-            tenant_id=context.caller.tenant_id,
-            api_key_id=context.caller.api_key_id,
-            adapter_id=context.record.adapter_id,
-            code=code,
-        )
-        self.dependencies.admission_controller.count_refusal(refused)
 
 
 def rename_parameter(error: InvalidParameter | GrammarRefused, names: Mapping[str, str]) -> None:

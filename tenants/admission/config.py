@@ -11,7 +11,7 @@ class AdmissionConfig:
     per day or month, and `journal_s` for the disk of its journal. When more than `max_pending_updates` ended requests wait for Valkey, their tenants' counters are
     rebuilt instead. Every `reconcile_s` the counters of at most `reconciled_at_once` tenants are compared with the ledger. Fences
     are read every `fence_poll_s`; a fence that a gateway does not confirm within `fence_s` is given up. What running requests have
-    used is journaled every `progress_s`. Counts of refused requests, and failed ones, are written every `refusal_counts_s`.
+    used is journaled every `progress_s`. Failed and refused requests, and their sums, are written every `refusal_counts_s`.
     """
 
     lease_s: float = 45.0

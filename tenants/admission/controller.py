@@ -42,7 +42,6 @@ from loraplex.tenants.errors import (
 )
 from loraplex.tenants.ledger.failed_requests import FailedRequests, Failure
 from loraplex.tenants.ledger.journal.journal import Journal
-from loraplex.tenants.ledger.refusal_counts import RefusalCounts, Refused
 from loraplex.tenants.ledger.shipping import Shipping
 from loraplex.tenants.ledger.usage_ledger import Ended, UsageLedger
 from loraplex.tenants.quotas.limits import Subject
@@ -84,8 +83,7 @@ class QuotaAdmissionController:
         self._recorder = recorder or AdmissionRecorder()
         self._requests = requests = InFlightReservations()
         self._ledger = ledger = UsageLedger(database)
-        self._refusal_counts = RefusalCounts(ledger.count_refusals)
-        self._failed_requests = FailedRequests(ledger.keep_failed)
+        self._failed_requests = FailedRequests(ledger.keep_failed, ledger.count_refusals)
         self.counters = counters = Counters(
             redis, bulk_redis, lease_s=settings.lease_s, command_s=settings.valkey_s
         )
@@ -149,7 +147,7 @@ class QuotaAdmissionController:
             shipping=shipping,
             reaper=reaper,
             reconciliation=self.reconciliation,
-            flushes=(self._refusal_counts.flush, self._failed_requests.flush),
+            failed_requests=self._failed_requests,
         )
 
     @property
@@ -208,12 +206,8 @@ class QuotaAdmissionController:
         self._recorder.refused(error, time.perf_counter() - began)
         return error
 
-    def count_refusal(self, refused: Refused) -> None:
-        """Count a request that was refused, for its tenant's overview."""
-        self._refusal_counts.add(refused)
-
     def note_failure(self, failure: Failure) -> None:
-        """Keep a request that failed or was refused, for its tenant's list of requests."""
+        """Keep a request that failed or was refused, for its tenant's list of requests and overview."""
         self._failed_requests.add(failure)
 
     async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:
@@ -300,8 +294,7 @@ class QuotaAdmissionController:
                 await self._settlements.write_ends()
                 await self._shipping.ship()
             await self._finish_counters()
-            for flush in self.maintenance.flushes:
-                await flush()
+            await self._failed_requests.flush()
             await self._ledger.remove_gateway(self._gateway_id)
         except (StoreUnavailable, TimeoutError) as error:
             LOG.warning("the journal is shipped at the next start", reason=str(error))

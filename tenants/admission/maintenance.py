@@ -1,11 +1,10 @@
 """Background tasks of one gateway: heartbeat, leases, fences, progress, shipping, Valkey probe, reaping, reconciliation,
-writing of what is kept in memory.
+failed requests.
 
 Invariant: no failure ends a task; it is logged, and the task runs again after its interval.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -21,6 +20,7 @@ from loraplex.tenants.admission.settlement import SettlementQueue
 from loraplex.tenants.circuit_breaker import CircuitBreaker
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import CountersNewer, ValkeyUnavailable
+from loraplex.tenants.ledger.failed_requests import FailedRequests
 from loraplex.tenants.ledger.journal.journal import Journal
 from loraplex.tenants.ledger.shipping import Shipping
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
@@ -32,7 +32,7 @@ LOG = structlog.get_logger("loraplex.admission_maintenance")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionMaintenance:
-    """The background tasks of one gateway. `flushes` write refusals and failed requests; each runs once more at the end."""
+    """The background tasks of one gateway."""
 
     ledger: UsageLedger
     counters: Counters
@@ -45,7 +45,7 @@ class AdmissionMaintenance:
     fences: Fences
     reaper: Reaper
     reconciliation: Reconciliation
-    flushes: Sequence[Callable[[], Awaitable[None]]]
+    failed_requests: FailedRequests
     gateway_id: UUID
     settings: AdmissionConfig
 
@@ -60,8 +60,7 @@ class AdmissionMaintenance:
             tasks.create_task(repeat(LOG, self.probe, settings.probe_s))
             tasks.create_task(repeat(LOG, self.reaper.reap, settings.heartbeat_s))
             tasks.create_task(repeat(LOG, self.reconciliation.reconcile, settings.reconcile_s))
-            for flush in self.flushes:
-                tasks.create_task(repeat(LOG, flush, settings.refusal_counts_s))
+            tasks.create_task(repeat(LOG, self.failed_requests.flush, settings.refusal_counts_s))
 
     async def retry(self) -> None:
         """Ship what waits for PostgreSQL, and repeat what failed."""

@@ -1,16 +1,19 @@
-"""Requests that failed or were refused, one by one, written to `failed_requests` from time to time.
+"""Requests that failed or were refused, one by one in `failed_requests`, and refused ones by the hour in `request_rollups`, written
+from time to time.
 
 Invariant: a flood costs neither memory nor PostgreSQL, and one of a key and code hides no other. Each minute a gateway keeps
 `MAX_OF_KIND` of a key and code, the last of which counts the others, and `MAX_PER_MINUTE` of a tenant; `MAX_PENDING` of all wait to be
-written. Nobody waits for it: those of the last seconds before a gateway is killed are missing.
+written, and `MAX_COUNTS` sums. Nobody waits for it: those of the last seconds before a gateway is killed are missing, and a sum whose
+write is not answered may count twice.
 """
 
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import structlog
@@ -21,15 +24,20 @@ from loraplex.tenants.errors import DatabaseUnavailable
 MAX_OF_KIND: Final = 10
 MAX_PER_MINUTE: Final = 60
 MAX_PENDING: Final = 5_000
+MAX_COUNTS: Final = 10_000
 MAX_COUNTED: Final = 5_000
 """Tenants, and kinds of all tenants, whose minutes are counted."""
 ROWS_AT_ONCE: Final = 500
+REFUSED_PREFIX: Final = "refused_"
+"""Before the code of an error, the status in `request_rollups`."""
 LOG = structlog.get_logger("loraplex.failed_requests")
 
 
 @dataclass(slots=True, kw_only=True)
 class Failure:
-    """A row of `failed_requests`, whose table says what each field is."""
+    """A row of `failed_requests`, whose table says what each field is. `api_key_id`: None where the key was not let in, which no sum
+    has.
+    """
 
     tenant_id: UUID
     id: UUID
@@ -37,12 +45,23 @@ class Failure:
     is_refused: bool
     request_id: str
     key_id: str
+    api_key_id: UUID | None
     adapter_id: UUID | None
     model: str | None
     code: str
     status: int
     message: str
     omitted: int = 0
+
+
+class Refused(NamedTuple):
+    """Refused requests of one hour that are one sum. `adapter_id` None: the base model, or refused before the model was known."""
+
+    hour: datetime
+    tenant_id: UUID
+    api_key_id: UUID
+    adapter_id: UUID | None
+    status: str
 
 
 @dataclass(slots=True)
@@ -55,8 +74,13 @@ class _Minute:
 class FailedRequests:
     """Those of one gateway that are not written yet; `flush` them regularly."""
 
-    def __init__(self, write: Callable[[Sequence[Failure]], Awaitable[None]]) -> None:
-        self._write = write
+    def __init__(
+        self,
+        write: Callable[[Sequence[Failure]], Awaitable[None]],
+        count: Callable[[Mapping[Refused, int]], Awaitable[None]],
+    ) -> None:
+        self._write, self._count = write, count
+        self._sums = Counter[Refused]()
         self._pending: dict[UUID, Failure] = {}
         self._in_flight = 0
         self._tenants: LRUCache[Hashable, _Minute] = LRUCache(MAX_COUNTED)
@@ -64,7 +88,8 @@ class FailedRequests:
         self._lost = 0
 
     def add(self, failure: Failure) -> None:
-        """Keep a request, or count it with the last one of its key and code that was kept in its minute."""
+        """Keep a request, or count it with the last one of its key and code that was kept in its minute; sum it up if refused."""
+        self._sum_up(failure)
         tenant = _minute(self._tenants, failure.tenant_id, failure.at)
         kind = _minute(self._kinds, (failure.tenant_id, failure.key_id, failure.code), failure.at)
         is_full = len(self._pending) + self._in_flight >= MAX_PENDING
@@ -77,11 +102,28 @@ class FailedRequests:
             kind.last.omitted += 1
         self._pending[kind.last.id] = kind.last
 
+    def _sum_up(self, failure: Failure) -> None:
+        if not failure.is_refused or failure.api_key_id is None:
+            return
+        hour, status = failure.at.replace(minute=0, second=0, microsecond=0), REFUSED_PREFIX + failure.code
+        refused = Refused(hour, failure.tenant_id, failure.api_key_id, failure.adapter_id, status)
+        if refused in self._sums or len(self._sums) < MAX_COUNTS:
+            self._sums[refused] += 1
+        else:
+            self._lost += 1
+
     async def flush(self) -> None:
-        """Write all, `ROWS_AT_ONCE` at a time. Raises `DatabaseUnavailable`; then those that are not written are kept."""
+        """Write all, rows `ROWS_AT_ONCE` at a time. Raises `DatabaseUnavailable`; then what is not written is kept."""
         if self._lost:
-            LOG.warning("failed requests are in no list", requests=self._lost)
+            LOG.warning("failed requests are in no list, or in no sum", requests=self._lost)
             self._lost = 0
+        sums, self._sums = self._sums, Counter()
+        try:
+            if sums:
+                await self._count(sums)
+        except DatabaseUnavailable:
+            self._sums.update(sums)
+            raise
         for _ in range(0, len(self._pending), ROWS_AT_ONCE):
             some = dict(islice(self._pending.items(), ROWS_AT_ONCE))
             self._pending = {id: each for id, each in self._pending.items() if id not in some}

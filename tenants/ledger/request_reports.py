@@ -12,8 +12,8 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.ledger.failed_requests import REFUSED_PREFIX
 from loraplex.tenants.ledger.histograms import BUCKETS, EMPTY, TTFT_BOUNDS_MS, quantile
-from loraplex.tenants.ledger.refusal_counts import REFUSED_PREFIX
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.models.usage import REST
 

@@ -22,9 +22,8 @@ from loraplex.tenants.database import Database, first_line
 from loraplex.tenants.errors import DatabaseUnavailable, TenantNotFound
 from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.ledger import statements
-from loraplex.tenants.ledger.failed_requests import Failure
+from loraplex.tenants.ledger.failed_requests import Failure, Refused
 from loraplex.tenants.ledger.histograms import TTFT_BOUNDS_MS, bucket_of
-from loraplex.tenants.ledger.refusal_counts import Refused
 from loraplex.tenants.ledger.write_batching import WriteBatcher
 from loraplex.tenants.ledger.writer_connection import WriterConnection
 from loraplex.tenants.models import ApiKey, ReservationRow, Tenant, UsageTotal
@@ -122,19 +121,9 @@ class UsageLedger:
         """Write usage durably; may be repeated. Raises `psycopg.Error` for a row that PostgreSQL rejects."""
         return self._settlements.add(usage_row(reservation, usage))
 
-    async def count_refusals(self, counts: Mapping[tuple[datetime, Refused], int]) -> None:
+    async def count_refusals(self, counts: Mapping[Refused, int]) -> None:
         """Add counts of refused requests to the rollups. Not idempotent: a repeated write counts again."""
-        rows = [
-            {
-                "tenant_id": refused.tenant_id,
-                "hour": hour,
-                "adapter_id": refused.adapter_id,
-                "api_key_id": refused.api_key_id,
-                "status": refused.status,
-                "requests": requests,
-            }
-            for (hour, refused), requests in counts.items()
-        ]
+        rows = [{**refused._asdict(), "requests": requests} for refused, requests in counts.items()]
         await self._general.fetch(statements.COUNT_REFUSALS, to_json(rows))
 
     async def keep_failed(self, failures: Sequence[Failure]) -> None:

@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.ledger.refusal_counts import REFUSED_PREFIX
+from loraplex.tenants.ledger.failed_requests import REFUSED_PREFIX
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.models.usage import REST
 

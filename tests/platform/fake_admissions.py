@@ -14,7 +14,6 @@ from loraplex.tenants.billing.pricing import NO_PRICE
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.errors import LimitExceeded, PolicyStale
 from loraplex.tenants.ledger.failed_requests import Failure
-from loraplex.tenants.ledger.refusal_counts import Refused
 from loraplex.tenants.ledger.usage_ledger import Ended
 from loraplex.tenants.periods import periods_of
 from loraplex.tenants.quotas.limits import Subject
@@ -48,7 +47,6 @@ class FakeAdmissions(QuotaAdmissionController):
         self.followed: list[Callable[[], SettledUsage]] = []
         self.on_policy_outdated: Callable[[UUID], None] = lambda _: None
         self.on_ended: Callable[[Ended], None] = lambda _: None
-        self.refused: list[Refused] = []
         self.failures: list[Failure] = []
         self.recounted: list[UUID] = []
         reconciliation: Any = SimpleNamespace(log=DriftLog())
@@ -89,8 +87,9 @@ class FakeAdmissions(QuotaAdmissionController):
     def note_failure(self, failure: Failure) -> None:
         self.failures.append(failure)
 
-    def count_refusal(self, refused: Refused) -> None:
-        self.refused.append(refused)
+    @property
+    def refused(self) -> list[Failure]:
+        return [each for each in self.failures if each.is_refused]
 
     async def require_policy(self, tenant_id: UUID, policy_epoch: int) -> None:
         if policy_epoch < self.policy_epoch:

@@ -31,9 +31,11 @@ class OwnRequests:
         """Request a chat completion as `caller`."""
 
         async def as_caller(scope: Scope, receive: Receive, send: Send) -> None:
-            state = {"caller": caller, "tenant_id": caller.tenant_id, "key_id": caller.key_id}
+            ids = {"tenant_id": caller.tenant_id, "key_id": caller.key_id, "api_key_id": caller.api_key_id}
             await self._around(
-                {**scope, "app": self._app, "endpoint": chat_completions, "state": state}, receive, send
+                {**scope, "app": self._app, "endpoint": chat_completions, "state": {"caller": caller, **ids}},
+                receive,
+                send,
             )
 
         transport = httpx.ASGITransport(app=as_caller)

@@ -1,6 +1,6 @@
 """Failed requests: what a flood leaves of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID, uuid4
@@ -19,10 +19,15 @@ from loraplex.tenants.ledger.failed_requests import (
     ROWS_AT_ONCE,
     FailedRequests,
     Failure,
+    Refused,
 )
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 
 ROWS = "SELECT id, omitted, message FROM failed_requests ORDER BY id"
+
+
+async def count_none(counts: Mapping[Refused, int]) -> None:
+    assert not counts
 
 
 def failure(tenant_id: UUID) -> Failure:
@@ -33,6 +38,7 @@ def failure(tenant_id: UUID) -> Failure:
         is_refused=True,
         request_id="mine",
         key_id="k",
+        api_key_id=None,
         adapter_id=None,
         model=None,
         code="timeout",
@@ -43,7 +49,7 @@ def failure(tenant_id: UUID) -> Failure:
 
 async def test_the_last_row_of_a_minute_counts_what_has_none(database: Database) -> None:
     tenant_id, ledger = await make_tenant(database), UsageLedger(database)
-    kept = FailedRequests(ledger.keep_failed)
+    kept = FailedRequests(ledger.keep_failed, ledger.count_refusals)
     for each in [failure(tenant_id) for _ in range(MAX_OF_KIND)] + [failure(uuid4())]:
         kept.add(each)
     await kept.flush()
@@ -63,7 +69,7 @@ async def test_a_flood_of_one_key_and_code_hides_no_other() -> None:
     async def write(failures: Sequence[Failure]) -> None:
         written.extend(failures)
 
-    kept = FailedRequests(write)
+    kept = FailedRequests(write, count_none)
     for _ in range(100):
         kept.add(failure(tenant_id))
     kept.add(replace(failure(tenant_id), code="internal_error"))
@@ -86,7 +92,7 @@ async def test_rows_wait_for_postgresql_in_bounded_memory(monkeypatch: pytest.Mo
             raise DatabaseUnavailable("away")
         written.extend(failures)
 
-    kept, tenant_id = FailedRequests(write), uuid4()
+    kept, tenant_id = FailedRequests(write, count_none), uuid4()
     for _ in range(4):
         kept.add(failure(tenant_id))
     kept.add(failure(uuid4()))
@@ -100,7 +106,7 @@ async def test_rows_wait_for_postgresql_in_bounded_memory(monkeypatch: pytest.Mo
 async def test_failed_flushes_neither_lose_rows_nor_exceed_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = 3 * ROWS_AT_ONCE
     monkeypatch.setattr(failed_requests, "MAX_PENDING", bound)
-    kept, tried, fails_at = FailedRequests(lambda rows: write(rows)), list[list[UUID]](), 1
+    kept, tried, fails_at = FailedRequests(lambda rows: write(rows), count_none), list[list[UUID]](), 1
 
     async def write(failures: Sequence[Failure]) -> None:
         tried.append([each.id for each in failures])

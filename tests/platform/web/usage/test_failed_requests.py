@@ -50,8 +50,7 @@ RAW = (b'{"zebra-4711": zebra-4711}', b"[4711]", b'{"zebra-4711": 1, "zebra-4711
 
 
 async def rows_of(gateway: Any) -> list[FailedRequest]:
-    for flush in gateway.admissions.maintenance.flushes:
-        await flush()
+    await gateway.admissions.maintenance.failed_requests.flush()
     await gateway.admissions.maintenance.shipping.ship()
     async with gateway.database.as_operator() as session:
         return [*await session.scalars(select(FailedRequest).order_by(FailedRequest.id))]

@@ -13,7 +13,7 @@ from loraplex.platform.web.console.formatting import count, money_spent, money_s
 from loraplex.tenants.database import Database
 from loraplex.tenants.invoices.invoices import InvoiceRepository
 from loraplex.tenants.invoices.months import Month
-from loraplex.tenants.ledger.refusal_counts import Refused
+from loraplex.tenants.ledger.failed_requests import Refused
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.ledger.usage_reports import UsageQuery, UsageSums, usage_totals
 
@@ -65,8 +65,8 @@ async def test_what_was_refused_stands_beside_the_requests(console: Console, dat
     seen, ledger = observed_tenant(database.url, NOON), UsageLedger(database)
     (_, key), other = next(iter(seen.tenant.keys.items())), [*seen.tenant.keys.values()][1]
     for api_key_id, adapter_id, number in ((key, None, 2825), (other, seen.tenant.adapters["coral"], 4)):
-        refused = Refused(tenant_id=seen.id, api_key_id=api_key_id, adapter_id=adapter_id, code="overloaded")
-        await ledger.count_refusals({(NOON.replace(minute=0), refused): number})
+        refused = Refused(NOON.replace(minute=0), seen.id, api_key_id, adapter_id, "refused_overloaded")
+        await ledger.count_refusals({refused: number})
     await ledger.close()
     # The tenant has four more, of requests whose model was not known yet.
     browser = await console.signed_in("viewer", seen.tenant.name)

@@ -21,7 +21,7 @@ from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.ids import uuid7_derived
 from loraplex.tenants.ledger import request_log, usage_reports
-from loraplex.tenants.ledger.refusal_counts import Refused
+from loraplex.tenants.ledger.failed_requests import Refused
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 
 FIRST = datetime(2026, 10, 31, 22, 30, tzinfo=UTC)
@@ -134,13 +134,13 @@ async def test_what_was_refused_is_said_apart_and_is_no_request(
     ]
     for of, hours, adapter, code, number in counts:
         refused = Refused(
+            hour=(FIRST + hours * HOUR).replace(minute=0),
             tenant_id=of.id,
             api_key_id=next(iter(of.keys.values())),
             adapter_id=None if adapter is None else of.adapters[adapter],
-            code=code,
+            status=f"refused_{code}",
         )
-        hour = (FIRST + hours * HOUR).replace(minute=0)
-        await ledger.count_refusals({(hour, refused): number})
+        await ledger.count_refusals({refused: number})
     await ledger.close()
     query: dict[str, Any] = {**RANGE, "bucket": "1h", "limit": 1}
     first = await reader.ok("usage", query)
