@@ -4,6 +4,7 @@ Invariant: the same model and seed give the same text, and texts of different se
 """
 
 import dataclasses
+from contextlib import closing
 
 from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
@@ -28,11 +29,7 @@ class _NoAdapters:
 
 
 def sample_text(
-    model: LoadedModel,
-    count: int,
-    length: int,
-    seed: int,
-    progress: OnProgress,
+    model: LoadedModel, count: int, length: int, seed: int, progress: OnProgress
 ) -> list[list[int]]:
     """Draw `count` texts of `length` tokens, at temperature 1, after an end token. Raises `ModelError` where a row fails."""
     blocks = ROWS_AT_ONCE * (length // _BLOCK_SIZE + 2)
@@ -42,39 +39,26 @@ def sample_text(
         cache=CacheConfig(block_size=_BLOCK_SIZE, num_blocks=blocks, prefix_caching=False),
         lora=LoraConfig(max_bytes=0),
     )
-    engine = Engine(dataclasses.replace(model, num_blocks=blocks), config, _NoAdapters())
-    try:
-        return _drawn(engine, model, count, length, seed, progress)
-    finally:
-        engine.close()
-
-
-def _drawn(
-    engine: Engine,
-    model: LoadedModel,
-    count: int,
-    length: int,
-    seed: int,
-    progress: OnProgress,
-) -> list[list[int]]:
     start = next(iter(model.config.eos_token_ids), 0)
-    texts: dict[str, list[int]] = {}
+    texts = {str(index): [start] for index in range(count)}
     progress(WRITING)
-    for index in range(count):
-        texts[str(index)] = [start]
-        sampling = SamplingParams(
-            max_tokens=length - 1, temperature=1.0, seed=seed * MAX_TEXTS + index, ignore_eos=True
-        )
-        engine.add(
-            EngineRequest(
-                request_id=str(index), namespace=_NAMESPACE, prompt_token_ids=[start], sampling=sampling
-            )
-        )
-    while engine.has_unfinished:
-        result = engine.step()
-        for _, error in result.failures:
-            raise ModelError(f"the model cannot write a text: {error}")
-        for output in result.outputs:
-            texts[output.sequence.request_id].append(output.token_id)
-        progress(WRITING, sum(map(len, texts.values())) / (count * length))
+    with closing(Engine(dataclasses.replace(model, num_blocks=blocks), config, _NoAdapters())) as engine:
+        for index in range(count):
+            engine.add(_request(index, start, length, seed))
+        while engine.has_unfinished:
+            result = engine.step()
+            for _, error in result.failures:
+                raise ModelError(f"the model cannot write a text: {error}")
+            for output in result.outputs:
+                texts[output.sequence.request_id].append(output.token_id)
+            progress(WRITING, sum(map(len, texts.values())) / (count * length))
     return list(texts.values())
+
+
+def _request(index: int, start: int, length: int, seed: int) -> EngineRequest:
+    sampling = SamplingParams(
+        max_tokens=length - 1, temperature=1.0, seed=seed * MAX_TEXTS + index, ignore_eos=True
+    )
+    return EngineRequest(
+        request_id=str(index), namespace=_NAMESPACE, prompt_token_ids=[start], sampling=sampling
+    )

@@ -15,8 +15,8 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.billing.price_table import CardKey, CardVersions, PriceTable
-from loraplex.tenants.billing.pricing import PriceVersion
-from loraplex.tenants.billing.rate_cards import KEY_COLUMNS, price_of
+from loraplex.tenants.billing.pricing import Price, PriceVersion
+from loraplex.tenants.billing.rate_cards import KEY_COLUMNS
 from loraplex.tenants.billing.tenant_billing import TenantBillings, currency_of
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import PriceEpoch, RateCard, TenantBilling
@@ -97,7 +97,7 @@ def _versions(rows: Iterable[Any]) -> CardVersions:
     starts, versions = [], []
     for _, _, _, currency, start, row in rows:
         starts.append(start)
-        versions.append(PriceVersion(id=row.id, currency=currency, price=price_of(row)))
+        versions.append(PriceVersion(id=row.id, currency=currency, price=Price.of(row)))
     return CardVersions(tuple(starts), tuple(versions))
 
 

@@ -2,8 +2,8 @@
 the counters' amounts are rounded up to nano-units, so that a request never costs more than was reserved for it.
 """
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Final, Self
 from uuid import UUID
 
 from loraplex.tenants.errors import InvalidField
@@ -32,6 +32,11 @@ class Price:
                 raise InvalidField(name, f"the price {name} must be between 0 and {MAX_PRICE}")
         if self.cached_prompt > self.prompt:
             raise InvalidField("cached_prompt", "the price cached_prompt must be at most the price prompt")
+
+    @classmethod
+    def of(cls, source: object) -> Self:
+        """The prices that a row or a form has under the same names."""
+        return cls(**{each.name: getattr(source, each.name) for each in fields(cls)})
 
     @property
     def of_reasoning(self) -> int:

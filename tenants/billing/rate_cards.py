@@ -178,16 +178,6 @@ def start_of(version: PriceVersion) -> datetime:
     return start
 
 
-def price_of(version: PriceVersion) -> Price:
-    """The prices of a version."""
-    return Price(
-        prompt=version.prompt,
-        cached_prompt=version.cached_prompt,
-        completion=version.completion,
-        reasoning=version.reasoning,
-    )
-
-
 def _versions() -> Select[PriceVersion, str | None, UUID | None, str | None, str]:
     return select(PriceVersion, *KEY_COLUMNS).join(RateCard, RateCard.id == PriceVersion.rate_card_id)
 

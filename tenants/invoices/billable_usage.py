@@ -12,7 +12,6 @@ from sqlalchemy import Row, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.billing.pricing import Price
-from loraplex.tenants.billing.rate_cards import price_of
 from loraplex.tenants.invoices.lines import Charge, LineKey, UsageSum
 from loraplex.tenants.invoices.months import Month
 from loraplex.tenants.models import Adapter, Invoice, InvoiceLineRow, MonthlyRollup, PriceVersion
@@ -93,7 +92,7 @@ class BillableUsage:
 async def prices_of(session: AsyncSession, ids: Iterable[UUID]) -> Mapping[UUID, Price]:
     """Return the prices of versions by their ids."""
     query = select(PriceVersion).where(PriceVersion.id.in_(set(ids)))
-    return {each.id: price_of(each) for each in await session.scalars(query)}
+    return {each.id: Price.of(each) for each in await session.scalars(query)}
 
 
 def _usage_sum(row: Row[*tuple[Any, ...]]) -> UsageSum:

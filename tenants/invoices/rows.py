@@ -15,7 +15,8 @@ from uuid import UUID
 from sqlalchemy import Select, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.billing.rate_cards import price_of, start_of
+from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.billing.rate_cards import start_of
 from loraplex.tenants.errors import InvalidField, InvoiceStateForbids, UsageIncomplete
 from loraplex.tenants.ids import FIRST_TIME, uuid7_from
 from loraplex.tenants.invoices.export import PricePeriod, UsageRow, write_export
@@ -129,7 +130,7 @@ class InvoiceRows:
     async def _load_prices(self, ids: Collection[UUID | None]) -> None:
         query = select(PriceVersion).where(PriceVersion.id.in_([each for each in ids if each is not None]))
         for each in await self.session.scalars(query.order_by(PriceVersion.id)):
-            self.prices[each.id] = PricePeriod(price_of(each), start_of(each), each.effective.upper)
+            self.prices[each.id] = PricePeriod(Price.of(each), start_of(each), each.effective.upper)
 
     def _charges(self, sums: Sequence[UsageSum]) -> dict[LineKey, Charge]:
         return charges_of(sums, {identity: period.price for identity, period in self.prices.items()})

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from loraplex.tenants.errors import PhasesNotFound, RequestNotFound
-from loraplex.tenants.ids import CLOCKS_APART, EPOCH, LAST_TIME, uuid7_from
+from loraplex.tenants.ids import CLOCKS_APART, EPOCH, LAST_TIME, canonical_uuid, uuid7_from
 from loraplex.tenants.models import OUTCOMES, Adapter, ApiKey, FailedRequest, RequestPhases, UsageRecord
 from loraplex.tenants.quotas.reservation import REQUEST_ID
 from loraplex.tenants.usage.records import REFUSED, LoggedRequest
@@ -108,7 +108,7 @@ class RequestLog:
         """
         if not REQUEST_ID.fullmatch(request_id):
             raise RequestNotFound("no request has this id")
-        own = _uuid(request_id)
+        own = canonical_uuid(request_id)
         found = None if own is None else await self._newest(UsageRecord.id == own)
         if found is not None:
             return _logged(found)
@@ -208,7 +208,9 @@ class RequestLog:
             of_id = select(ApiKey.id).where(
                 ApiKey.tenant_id == self._tenant_id, ApiKey.key_id == filters.key_id
             )
-            conditions.append(record.api_key_id.in_(of_id) | (record.api_key_id == _uuid(filters.key_id)))
+            conditions.append(
+                record.api_key_id.in_(of_id) | (record.api_key_id == canonical_uuid(filters.key_id))
+            )
         if filters.outcome is not None:
             conditions.append(record.outcome == filters.outcome)
         if filters.start is not None:
@@ -264,10 +266,3 @@ def _error_of(failed: FailedRequest | None) -> dict[str, Any]:
         return {}
     error = {name: getattr(failed, name) for name in ("code", "status", "message")}
     return {**error, "omitted": failed.omitted or None}
-
-
-def _uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None

@@ -47,12 +47,7 @@ class RateCardForm(BaseModel):
     @property
     def price(self) -> Price:
         """Raises `InvalidField`."""
-        return Price(
-            prompt=self.prompt,
-            cached_prompt=self.cached_prompt,
-            completion=self.completion,
-            reasoning=self.reasoning,
-        )
+        return Price.of(self)
 
     @property
     def begins(self) -> datetime | None:

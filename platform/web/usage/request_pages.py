@@ -21,6 +21,7 @@ from loraplex.platform.web.usage import queries as usage
 from loraplex.platform.web.usage import request_queries as requests
 from loraplex.platform.web.usage.choice_pages import with_choices
 from loraplex.platform.web.usage.documents import SpanDocument
+from loraplex.platform.web.usage.pages import CLASS_NAMES
 from loraplex.tenants.errors import RequestNotFound
 from loraplex.tenants.scopes import USAGE_READ
 from loraplex.tenants.usage.records import REFUSED
@@ -51,12 +52,6 @@ NOTICED_MS: Final = 1000
 """A person who waits for less goes on without losing the thread (Nielsen, Response Times)."""
 OF_LIMITS: Final = ("rate_limit_exceeded", "insufficient_quota", "quota_unavailable")
 """The error codes that “Why was I limited?” explains."""
-TOKEN_CLASSES: Final = {
-    "uncached_prompt": "Prompt, not cached",
-    "cached_prompt": "Prompt, cached",
-    "completion": "Completion",
-    "reasoning": "Reasoning",
-}
 
 
 Reader = Annotated[PageRequest, opens(USAGE_READ)]
@@ -116,7 +111,7 @@ async def show_request(page: Reader, request_id: str) -> Response:
         ticks=_ticks(end),
         main=main_sentence(found.phases, found.request.completion_tokens),
         limited=found.request.code in OF_LIMITS,
-        token_classes=TOKEN_CLASSES,
+        token_classes=CLASS_NAMES,
         decode_ms=next((phase.duration_ms for phase in found.phases if phase.name == "decode"), None),
     )
 

@@ -13,6 +13,7 @@ from uuid import UUID
 import structlog
 
 from loraplex.tenants.errors import JournalUnavailable
+from loraplex.tenants.ids import canonical_uuid
 
 JOURNAL_FOLDER: Final = "journal"
 """The folder of a data directory."""
@@ -96,7 +97,7 @@ def ended_gateways(folder: Path) -> Iterator[JournalLock]:
     A file with another name than a gateway's is left alone, and logged.
     """
     for path in sorted(folder.glob(f"*{SUFFIX}")):
-        gateway_id = _gateway_id(path.stem)
+        gateway_id = canonical_uuid(path.stem)
         if gateway_id is None:
             LOG.warning("a file that is no gateway's journal is left alone", file=str(path))
             continue
@@ -112,15 +113,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _gateway_id(name: str) -> UUID | None:
-    """The id in a journal's name; None for a name that `JournalLock` would not have written."""
-    try:
-        gateway_id = UUID(name)
-    except ValueError:
-        return None
-    return gateway_id if str(gateway_id) == name else None
 
 
 def _lock_path(folder: Path, gateway_id: UUID) -> Path:
