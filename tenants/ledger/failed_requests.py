@@ -7,10 +7,9 @@ written, and `MAX_COUNTS` sums. Nobody waits for it: those of the last seconds b
 write is not answered may count twice.
 """
 
-from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from typing import Final, NamedTuple
@@ -18,8 +17,6 @@ from uuid import UUID
 
 import structlog
 from cachetools import LRUCache
-
-from loraplex.tenants.errors import DatabaseUnavailable
 
 MAX_OF_KIND: Final = 10
 MAX_PER_MINUTE: Final = 60
@@ -82,7 +79,6 @@ class FailedRequests:
         self._write, self._count = write, count
         self._sums = Counter[Refused]()
         self._pending: dict[UUID, Failure] = {}
-        self._in_flight = 0
         self._tenants: LRUCache[Hashable, _Minute] = LRUCache(MAX_COUNTED)
         self._kinds: LRUCache[Hashable, _Minute] = LRUCache(MAX_COUNTED)
         self._lost = 0
@@ -92,7 +88,7 @@ class FailedRequests:
         self._sum_up(failure)
         tenant = _minute(self._tenants, failure.tenant_id, failure.at)
         kind = _minute(self._kinds, (failure.tenant_id, failure.key_id, failure.code), failure.at)
-        is_full = len(self._pending) + self._in_flight >= MAX_PENDING
+        is_full = len(self._pending) >= MAX_PENDING
         if not is_full and kind.kept < MAX_OF_KIND and tenant.kept < MAX_PER_MINUTE:
             tenant.kept, kind.kept, kind.last = tenant.kept + 1, kind.kept + 1, failure
         elif kind.last is None or (is_full and kind.last.id not in self._pending):
@@ -117,24 +113,16 @@ class FailedRequests:
         if self._lost:
             LOG.warning("failed requests are in no list, or in no sum", requests=self._lost)
             self._lost = 0
-        sums, self._sums = self._sums, Counter()
-        try:
-            if sums:
-                await self._count(sums)
-        except DatabaseUnavailable:
-            self._sums.update(sums)
-            raise
+        if sums := Counter(self._sums):
+            await self._count(sums)
+            self._sums -= sums
         for _ in range(0, len(self._pending), ROWS_AT_ONCE):
-            some = dict(islice(self._pending.items(), ROWS_AT_ONCE))
-            self._pending = {id: each for id, each in self._pending.items() if id not in some}
-            self._in_flight += len(some)
-            try:
-                await self._write([*some.values()])
-            except (DatabaseUnavailable, CancelledError):
-                self._pending = some | self._pending
-                raise
-            finally:
-                self._in_flight -= len(some)
+            some = [replace(each) for each in islice(self._pending.values(), ROWS_AT_ONCE)]
+            await self._write(some)
+            for each in some:
+                # One that counted more others meanwhile is written once more.
+                if self._pending[each.id].omitted == each.omitted:
+                    del self._pending[each.id]
 
 
 def _minute(minutes: LRUCache[Hashable, _Minute], of: Hashable, at: datetime) -> _Minute:
