@@ -15,8 +15,11 @@ from itertools import islice
 from typing import Final, NamedTuple
 from uuid import UUID
 
+import psycopg
 import structlog
 from cachetools import LRUCache
+
+from loraplex.tenants.database import first_line
 
 MAX_OF_KIND: Final = 10
 MAX_PER_MINUTE: Final = 60
@@ -109,20 +112,30 @@ class FailedRequests:
             self._lost += 1
 
     async def flush(self) -> None:
-        """Write all, rows `ROWS_AT_ONCE` at a time. Raises `DatabaseUnavailable`; then what is not written is kept."""
+        """Write all, rows `ROWS_AT_ONCE` at a time. Raises `DatabaseUnavailable`; then what is not written is kept. What PostgreSQL
+        rejects is dropped.
+        """
         if self._lost:
             LOG.warning("failed requests are in no list, or in no sum", requests=self._lost)
             self._lost = 0
         if sums := Counter(self._sums):
-            await self._count(sums)
+            await _unless_rejected(self._count(sums))
             self._sums -= sums
         for _ in range(0, len(self._pending), ROWS_AT_ONCE):
             some = [replace(each) for each in islice(self._pending.values(), ROWS_AT_ONCE)]
-            await self._write(some)
+            await _unless_rejected(self._write(some))
             for each in some:
                 # One that counted more others meanwhile is written once more.
                 if self._pending[each.id].omitted == each.omitted:
                     del self._pending[each.id]
+
+
+async def _unless_rejected(writing: Awaitable[None]) -> None:
+    """Log what PostgreSQL rejects: it would reject it each time, and all others would wait behind it."""
+    try:
+        await writing
+    except psycopg.Error as error:
+        LOG.error("failed requests are dropped", reason=first_line(error))
 
 
 def _minute(minutes: LRUCache[Hashable, _Minute], of: Hashable, at: datetime) -> _Minute:

@@ -127,3 +127,16 @@ async def test_failed_flushes_neither_lose_rows_nor_exceed_the_bound(monkeypatch
     assert (
         len(kept._pending) == bound and not {*tried[0]} & {*kept._pending} and {*tried[1]} <= {*kept._pending}
     )
+
+
+async def test_what_postgresql_rejects_holds_up_no_other(database: Database) -> None:
+    tenant_id, ledger = await make_tenant(database), UsageLedger(database)
+    kept = FailedRequests(ledger.keep_failed, ledger.count_refusals)
+    kept.add(replace(failure(tenant_id), code="nul\0", message="nul\0", api_key_id=uuid4()))
+    await kept.flush()
+    assert await read(database, ROWS) == []
+    kept.add(replace(failure(tenant_id), api_key_id=uuid4()))
+    await kept.flush()
+    assert len(await read(database, ROWS)) == 1
+    assert await read(database, "SELECT status FROM request_rollups") == [("refused_timeout",)]
+    await ledger.close()
