@@ -6,7 +6,7 @@ has a row also if its requests used nothing.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -211,6 +211,25 @@ async def first_rows(
     rows = await usage_rows(session, query, None, max(limit, WHOLE_ROWS))
     whole = len(rows) < max(limit, WHOLE_ROWS)
     return rows[:limit], totals_of(rows) if whole else await usage_totals(session, query)
+
+
+async def daily_sums(
+    session: AsyncSession, tenant_id: UUID, currency: str, first: date, last: date, key_id: str | None = None
+) -> dict[datetime, UsageSums]:
+    """The sums of each day (UTC) from the first to the last, of days without usage too, by their begin."""
+    start, days = datetime.combine(first, time(), UTC), (last - first).days + 1
+    query = UsageQuery(
+        tenant_id=tenant_id,
+        currency=currency,
+        key_id=key_id,
+        start=start,
+        end=start + timedelta(days=days),
+        bucket="1d",
+        group_by=frozenset(),
+    )
+    found = {row.key.start: row.sums for row in await usage_rows(session, query, None, days)}
+    starts = (start + timedelta(days=number) for number in range(days))
+    return {each: found.get(each, UsageSums()) for each in starts}
 
 
 async def ranked_rows(

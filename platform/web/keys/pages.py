@@ -183,7 +183,7 @@ async def show_key(page: Manager, key_id: str) -> Response:
     sees_use = USAGE_READ in page.session.scopes
     async with page.reading() as session:
         key = await queries.key(session, tenant_id, key_id)
-        days = await queries.days_of_use(session, tenant_id, key_id, currency, now) if sees_use else []
+        days = await queries.days_of_use(session, tenant_id, key_id, currency, now) if sees_use else {}
         stored = await limits.stored_of_key(session, tenant_id, key_id)
     has_limits = any(subject.limits for subject in stored.subjects)
     controller = page.dependencies.admission_controller

@@ -1,7 +1,6 @@
 """Keys as the console shows them: state, last use, requests of the last 24 hours, and what a rotation replaced."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeAlias
 from uuid import UUID
@@ -13,7 +12,7 @@ from loraplex.tenants.api_keys.keys import KeyRepository, is_live
 from loraplex.tenants.api_keys.queries import Position
 from loraplex.tenants.api_keys.records import KeyDocument, KeyState
 from loraplex.tenants.ledger.recent_requests import hourly_requests
-from loraplex.tenants.ledger.usage_reports import UsageQuery, UsageSums, usage_rows
+from loraplex.tenants.ledger.usage_reports import UsageSums, daily_sums
 from loraplex.tenants.models import ApiKey
 from loraplex.tenants.pages import Slice
 
@@ -39,14 +38,6 @@ class ShownKey(KeyDocument):
         return sum(self.requests)
 
 
-@dataclass(frozen=True, slots=True)
-class DayOfUse:
-    """What one day's requests used, those that were refused left out. `start` is 00:00 UTC."""
-
-    start: datetime
-    sums: UsageSums
-
-
 async def keys(
     session: AsyncSession, tenant_id: UUID, state: KeyState | None, part: Slice[Position], search: str = ""
 ) -> list[ShownKey]:
@@ -63,21 +54,10 @@ async def key(session: AsyncSession, tenant_id: UUID, key_id: str) -> ShownKey:
 
 async def days_of_use(
     session: AsyncSession, tenant_id: UUID, key_id: str, currency: str, now: datetime
-) -> list[DayOfUse]:
-    """Return what a key used on each of the last 30 days (UTC), the running one last."""
-    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    days = [today - timedelta(days=back) for back in range(DAYS - 1, -1, -1)]
-    query = UsageQuery(
-        tenant_id=tenant_id,
-        currency=currency,
-        key_id=key_id,
-        start=days[0],
-        end=today + timedelta(days=1),
-        bucket="1d",
-        group_by=frozenset(),
-    )
-    found = {row.key.start: row.sums for row in await usage_rows(session, query, None, DAYS)}
-    return [DayOfUse(day, found.get(day, UsageSums())) for day in days]
+) -> dict[datetime, UsageSums]:
+    """Return what a key used on each of the last 30 days (UTC) by their begin, the running one last. Refused requests use nothing."""
+    first = now.date() - timedelta(days=DAYS - 1)
+    return await daily_sums(session, tenant_id, currency, first, now.date(), key_id)
 
 
 def hours_until(now: datetime) -> list[datetime]:

@@ -20,7 +20,7 @@ from loraplex.tenants.ledger.request_reports import (
     requests_by_adapter,
     total,
 )
-from loraplex.tenants.ledger.usage_reports import UsageQuery, usage_rows
+from loraplex.tenants.ledger.usage_reports import daily_sums
 from loraplex.tenants.models import NO_ID
 from loraplex.tenants.models.usage import REST
 from loraplex.tenants.registry.catalog import AdapterCatalog
@@ -190,24 +190,16 @@ async def spend(
     today = now.astimezone(UTC).date()
     month = today.replace(day=1)
     first = min(month, today - max(WINDOWS) * DAY)
-    query = UsageQuery(
-        tenant_id=tenant_id,
-        currency=currency,
-        start=_midnight(first),
-        end=_next(now, HOUR),
-        bucket="1d",
-        group_by=frozenset(),
-    )
-    rows = await usage_rows(session, query, None, (today - first).days + 1)
-    days = {row.key.start.date(): row.sums.amount_pico for row in rows}
-    spent = sum(amount for day, amount in days.items() if day >= month)
-    of_month = (month + number * DAY for number in range(today.day))
+    sums = await daily_sums(session, tenant_id, currency, first, today)
+    days = {start.date(): each.amount_pico for start, each in sums.items()}
+    of_month = tuple((day, amount) for day, amount in days.items() if day >= month)
+    spent = sum(amount for _, amount in of_month)
     return SpendOverview(
         currency=currency,
         month=month,
         month_pico=spent,
-        today_pico=days.get(today, 0),
-        days=tuple((day, days.get(day, 0)) for day in of_month),
+        today_pico=days[today],
+        days=of_month,
         forecast=month_forecast(spent, days, now),
         budget_micro=budget_micro,
     )

@@ -91,6 +91,6 @@ async def test_requests_are_those_of_the_last_24_hours(database: Database) -> No
         assert found.requests[-1] == 2 and found.requests[-4] == 1
         assert (await keys.key(session, tenant.id, second)).requests_24h == 0
         days = await keys.days_of_use(session, tenant.id, first, "USD", now)
-    assert len(days) == 30 and [day.start for day in days] == sorted(day.start for day in days)
-    assert days[-1].start == now.replace(hour=0, minute=0, second=0, microsecond=0)
-    assert sum(day.sums.requests for day in days) == len(times)
+    assert len(days) == 30 and [*days] == sorted(days)
+    assert [*days][-1] == now.replace(hour=0, minute=0, second=0, microsecond=0)
+    assert sum(each.requests for each in days.values()) == len(times)
