@@ -65,21 +65,12 @@ def money_request(pico: int | None, currency: str) -> str:
 
 def money_exact(pico: int | None, currency: str) -> str:
     """Write an amount in pico-units exactly, without trailing zeros: `$0.0000228`."""
-    if pico is None:
-        return UNKNOWN
-    text = _decimal(abs(pico), PICO_DIGITS, PICO_DIGITS)
-    whole, _, fraction = text.partition(".")
-    fraction = fraction.rstrip("0").ljust(minor_digits(currency), "0")
-    return _with_currency(f"{whole}.{fraction}" if fraction else whole, currency, pico < 0)
+    return _exact(pico, currency, PICO_DIGITS, minor_digits(currency))
 
 
 def rate(micro_per_million: int | None, currency: str) -> str:
     """Write a price per million tokens, in micro-units, exactly, with at least three decimals: `$0.100`."""
-    if micro_per_million is None:
-        return UNKNOWN
-    whole, _, fraction = _decimal(abs(micro_per_million), MICRO_DIGITS, MICRO_DIGITS).partition(".")
-    fraction = fraction.rstrip("0").ljust(RATE_DIGITS, "0")
-    return _with_currency(f"{whole}.{fraction}", currency, micro_per_million < 0)
+    return _exact(micro_per_million, currency, MICRO_DIGITS, RATE_DIGITS)
 
 
 def count(number: int | None) -> str:
@@ -212,6 +203,15 @@ def _money(amount: int | None, currency: str, scale: int, digits: int) -> str:
         least = _with_currency(_decimal(1, digits, digits), currency, False)
         return f"<{least}" if amount > 0 else f"{MINUS}<{least}"
     return _with_currency(_decimal(shown, digits, digits), currency, amount < 0)
+
+
+def _exact(amount: int | None, currency: str, scale: int, least: int) -> str:
+    """Write `amount`, in units of 10 ** -`scale`, without trailing zeros behind `least` decimals."""
+    if amount is None:
+        return UNKNOWN
+    whole, _, fraction = _decimal(abs(amount), scale, scale).partition(".")
+    fraction = fraction.rstrip("0").ljust(least, "0")
+    return _with_currency(f"{whole}.{fraction}" if fraction else whole, currency, amount < 0)
 
 
 def _with_currency(text: str, currency: str, negative: bool) -> str:
