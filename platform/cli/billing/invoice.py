@@ -1,7 +1,8 @@
 """`loraplex invoice`: preview, finalize, list, pay and void invoices, export them, and verify an export without a database."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 import typer
@@ -115,15 +116,7 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
         except OSError as error:
             raise InvalidField("folder", f"{folder} is no export: {error}") from error
     if as_json:
-        rows: list[dict[str, Any]] = [
-            {
-                "place": each.place,
-                "exported": each.exported,
-                "computed": each.computed,
-                "position": each.position,
-            }
-            for each in differences
-        ]
+        rows = [asdict(each) | {"position": each.position} for each in differences]
         print_rows(rows, as_json, ())
     else:
         typer.echo("\n".join(map(str, differences)) or "The recomputed invoice agrees in every digit.")
