@@ -136,9 +136,9 @@ class KeyRepository:
         """Raises `KeyNotFound`."""
         return await self._one(key_id, of_owner(tenant_id))
 
-    async def list(self, tenant_id: UUID | None, limit: int | None = None) -> list[ApiKey]:
-        """A tenant's keys, or the operators' for None; oldest first. At most `limit`, or for None all."""
-        return [*await self._session.scalars(of_owner(tenant_id).limit(limit))]
+    async def list(self, tenant_id: UUID | None) -> list[ApiKey]:
+        """A tenant's keys, or the operators' for None; oldest first."""
+        return [*await self._session.scalars(of_owner(tenant_id))]
 
     async def expiring(self, tenant_id: UUID, before: datetime, limit: int) -> Sequence[ApiKey]:
         """At most `limit` working keys that end before that time, the first to end first; not those that were replaced."""

@@ -124,7 +124,3 @@ def wider(limits: QuotaLimits, above: QuotaLimits) -> tuple[str, ...]:
         for name, value in limits.items()
         if value is not None and (ceiling := above.get(name)) is not None and value > ceiling
     )
-
-
-def narrows(limits: QuotaLimits, above: QuotaLimits) -> bool:
-    return not wider(limits, above)

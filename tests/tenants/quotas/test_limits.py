@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.models import Quota
 from loraplex.tenants.models.quotas import LIMIT_COLUMNS
-from loraplex.tenants.quotas.limits import COUNTED, MAXIMA, PERIODIC, QuotaLimits, narrows, wider
+from loraplex.tenants.quotas.limits import COUNTED, MAXIMA, PERIODIC, QuotaLimits, wider
 
 
 def test_the_limits_are_those_of_the_table() -> None:
@@ -54,4 +54,3 @@ def test_narrower_is_never_above(mine: list[int | None], above: list[int | None]
         if value is not None and most is not None and value > most
     }
     assert set(wider(limits, ceiling)) == beyond
-    assert narrows(limits, ceiling) == (not beyond)
