@@ -95,26 +95,33 @@ class RefusalPart(RequestObject):
 
 @dataclass(frozen=True)
 class Content(Kind):
-    """Text, or at least `least` text parts, which are joined. `part`: the model of a part, which has one of `types`."""
+    """Text, or at least `least` text parts, joined by `between`. `part`: the model of a part, which has one of `types`."""
 
     part: type[TextPart] = TextPart
     types: tuple[str, ...] = ("text",)
     least: int = 1
+    between: str = ""
 
     @property
     def allowed(self) -> str:
         return f"a string or a list of {self.least}..{MAX_PARTS} text parts"
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        part = core_schema.union_schema([handler.generate_schema(each) for each in (self.part, RefusalPart)])
+        part = core_schema.union_schema([handler.generate_schema(each) for each in self._part_models()])
         read = core_schema.no_info_plain_validator_function(self._read_part)
         parts = bounded_list(read, self.least, MAX_PARTS, self.allowed)
         listed = core_schema.list_schema(part, min_length=self.least, max_length=MAX_PARTS)
         return core_schema.no_info_wrap_validator_function(
-            _read_content,
+            self._read,
             parts,
             json_schema_input_schema=core_schema.union_schema([core_schema.str_schema(), listed]),
         )
+
+    def _part_models(self) -> tuple[type[RequestObject], ...]:
+        return self.part, RefusalPart
+
+    def _read(self, value: object, read_parts: ValidatorFunctionWrapHandler) -> str:
+        return value if isinstance(value, str) else self.between.join(read_parts(value))
 
     def _read_part(self, value: object) -> str:
         kind = value.get("type") if isinstance(value, dict) else None
@@ -132,10 +139,6 @@ class Content(Kind):
             # As the model has it, at less than a tenth of the time: a body may have 40,000 parts.
             return text
         return self.part.check(value).text
-
-
-def _read_content(value: object, read_parts: ValidatorFunctionWrapHandler) -> str:
-    return value if isinstance(value, str) else "".join(read_parts(value))
 
 
 class MessageFunction(RequestObject):

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from pydantic.fields import FieldInfo
 
+from loraplex.platform.parameters.decision_request import DecisionRequest
 from loraplex.platform.parameters.messages_request import CountTokensRequest, MessagesRequest
 from loraplex.platform.parameters.request_models import (
     ChatRequest,
@@ -27,6 +28,7 @@ MODELS: Final[Mapping[str, type[ModelRequest]]] = {
     "completions": CompletionRequest,
     "responses": ResponsesRequest,
     "input_tokens": InputTokensRequest,
+    "decisions": DecisionRequest,
     "tokenize": TokenizeRequest,
     "detokenize": DetokenizeRequest,
     "messages": MessagesRequest,

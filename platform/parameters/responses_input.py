@@ -4,7 +4,6 @@ Invariant: a result follows the call that it answers, and no two calls or result
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, TypeAlias
 
@@ -32,10 +31,6 @@ MAX_THOUGHTS: Final = 128
 _SHORT: Final = Text(max_bytes=256)
 _TEXTS: Final = ("input_text", "output_text")
 _THOUGHT: Final = '{"type": "reasoning_text", "text": …}'
-_ITEM: Final = (
-    "a message with `role` and `content`, or an item of type function_call, function_call_output, "
-    "custom_tool_call, custom_tool_call_output or reasoning"
-)
 
 
 class _Item(RequestObject):
@@ -126,56 +121,67 @@ class ReasoningItem(_Item):
 
 
 InputItem: TypeAlias = MessageItem | FunctionCallItem | CustomCallItem | CallOutputItem | ReasoningItem
-_MODELS: Final[Mapping[str, type[InputItem]]] = {
-    "message": MessageItem,
-    "function_call": FunctionCallItem,
-    "custom_tool_call": CustomCallItem,
-    "function_call_output": CallOutputItem,
-    "custom_tool_call_output": CallOutputItem,
-    "reasoning": ReasoningItem,
-}
+CALL_ITEMS: Final = (("function_call", FunctionCallItem), ("custom_tool_call", CustomCallItem))
 
 
 @dataclass(frozen=True)
 class InputItems(Kind):
-    """The type of `input`. A text is one message of the user."""
+    """The type of `input`. A text is one message of the user. `models`: of an item by its type, that of a message first."""
 
-    allowed = f"a string, or a list of 1..{MAX_ITEMS} items, each {_ITEM}"
+    models: tuple[tuple[str, type[InputItem]], ...] = (
+        ("message", MessageItem),
+        *CALL_ITEMS,
+        ("function_call_output", CallOutputItem),
+        ("custom_tool_call_output", CallOutputItem),
+        ("reasoning", ReasoningItem),
+    )
+
+    @property
+    def allowed(self) -> str:
+        return f"a string, or a list of 1..{MAX_ITEMS} items, each {self._item}"
+
+    @property
+    def _item(self) -> str:
+        *others, last = [kind for kind, _ in self.models[1:]]
+        return f"a message with `role` and `content`, or an item of type {', '.join(others)} or {last}"
 
     def schema(self, handler: GetCoreSchemaHandler) -> CoreSchema:
-        documented = core_schema.union_schema(
-            [handler.generate_schema(model) for model in dict.fromkeys(_MODELS.values())]
+        models = dict.fromkeys(model for _, model in self.models)
+        documented = core_schema.union_schema([handler.generate_schema(model) for model in models])
+        item = core_schema.no_info_plain_validator_function(
+            self._read_item, json_schema_input_schema=documented
         )
-        item = core_schema.no_info_plain_validator_function(_read_item, json_schema_input_schema=documented)
         listed = core_schema.list_schema(documented, min_length=1, max_length=MAX_ITEMS)
         return core_schema.no_info_wrap_validator_function(
-            _read_input,
+            self._read,
             bounded_list(item, 1, MAX_ITEMS, self.allowed),
             json_schema_input_schema=core_schema.union_schema([core_schema.str_schema(), listed]),
         )
 
+    def _read(self, value: object, read_items: ValidatorFunctionWrapHandler) -> tuple[InputItem, ...]:
+        if isinstance(value, str):
+            return (MessageItem(role="user", content=value),)
+        return _checked_calls(tuple(read_items(value)))
 
-def _read_input(value: object, read_items: ValidatorFunctionWrapHandler) -> tuple[InputItem, ...]:
-    if isinstance(value, str):
-        return (MessageItem(role="user", content=value),)
-    return _checked_calls(tuple(read_items(value)))
-
-
-def _read_item(value: object) -> InputItem:
-    if not isinstance(value, dict):
-        raise refused(_ITEM, value)
-    kind = value.get("type")
-    if kind is None:
-        kind = "message" if "role" in value or "id" not in value else "item_reference"
-    if isinstance(kind, str) and kind in _MODELS:
-        return _MODELS[kind].check(value)
-    if kind == "item_reference":
+    def _read_item(self, value: object) -> InputItem:
+        if not isinstance(value, dict):
+            raise refused(self._item, value)
+        kind = value.get("type")
+        if kind is None:
+            kind = "message" if "role" in value or "id" not in value else "item_reference"
+        if not isinstance(kind, str):
+            raise refused(self._item, value)
+        for known, model in self.models:
+            if kind == known:
+                return model.check(value)
+        if kind == "item_reference":
+            raise PydanticCustomError(
+                UNSUPPORTED,
+                "refers to an item that is stored; nothing is stored here, so send the item itself.",
+            )
         raise PydanticCustomError(
-            UNSUPPORTED, "refers to an item that is stored; nothing is stored here, so send the item itself."
+            UNSUPPORTED, f"is an item of type {kind[:64]!r}; each must be {self._item}."
         )
-    if isinstance(kind, str):
-        raise PydanticCustomError(UNSUPPORTED, f"is an item of type {kind[:64]!r}; each must be {_ITEM}.")
-    raise refused(_ITEM, value)
 
 
 def _checked_calls(items: tuple[InputItem, ...]) -> tuple[InputItem, ...]:

@@ -132,7 +132,7 @@ class CustomTool(_Offered):
 Member: TypeAlias = ResponseFunction | CustomTool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OneOf(Kind):
     """An object of one of these models, by their types; with `hosted`, also a tool that a host runs."""
 

@@ -19,6 +19,7 @@ CONTENT: Final = frozenset(
         *("system", "thinking", "signature", "input", "input_schema", "user_id", "stop_sequences"),
         *("tools", "parameters", "schema", "description", "name"),
         *("regex", "choice", "grammar", "json", "structural_tag"),
+        *("instructions", "value", "label", "output", "data"),
     }
 )
 """Parameters whose values are a tenant's content: error messages do not quote them."""

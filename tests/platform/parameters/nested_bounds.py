@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tests.platform.parameters import decision_bounds
 from tests.platform.parameters.request_parts import CALL, NAMED, SCHEMA, USER, allowed_tools, schema, tool
 
 from loraplex.platform.parameters.chat_messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Messages
@@ -52,8 +53,10 @@ def inside(kind: NestedKind) -> list[Any]:
             return tool_definitions_inside(MAX_TOOLS)
         case ToolChoices():
             return tool_choices_inside(MAX_TOOLS)
-        case InputItems():
-            return ["", "a", [USER], [USER] * MAX_ITEMS, ITEMS, [{"role": "user", "content": []}]]
+        case InputItems(models):
+            known = [each for each in ITEMS if each.get("type", "message") in dict(models)]
+            own = [] if "reasoning" in dict(models) else decision_bounds.DATA_INSIDE
+            return ["", "a", [USER], [USER] * MAX_ITEMS, known, [{"role": "user", "content": []}], *own]
         case ResponseTools():
             return response_tools_inside(MAX_TOOLS)
         case ResponseToolChoices():
@@ -75,8 +78,9 @@ def outside(kind: NestedKind) -> list[Any]:
             return tool_definitions_outside(MAX_TOOLS)
         case ToolChoices():
             return tool_choices_outside(MAX_TOOLS)
-        case InputItems():
-            return input_items_outside(MAX_ITEMS)
+        case InputItems(models):
+            own = [] if "reasoning" in dict(models) else [[ITEMS[2]], *decision_bounds.DATA_OUTSIDE]
+            return input_items_outside(MAX_ITEMS) + own
         case ResponseTools():
             return response_tools_outside(MAX_TOOLS)
         case ResponseToolChoices():

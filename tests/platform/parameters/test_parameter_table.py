@@ -6,7 +6,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from tests.platform.parameters import message_bounds, nested_bounds, plain_bounds
+from tests.platform.parameters import decision_bounds, message_bounds, nested_bounds, plain_bounds
 from tests.platform.parameters.nested_bounds import ITEMS, NestedKind, response_tools_inside
 from tests.platform.parameters.request_parts import (
     CALL,
@@ -43,6 +43,7 @@ BASE: dict[str, dict[str, Any]] = {
     "completions": {"model": "m", "prompt": "hello"},
     "responses": {"model": "m", "input": "hello"},
     "input_tokens": {"model": "m", "input": "hello"},
+    "decisions": {"model": "m", "input": "hello", "questions": [decision_bounds.PREDICATE]},
     "tokenize": {"model": "m"},
     "detokenize": {"model": "m", "tokens": [1]},
     "messages": {"model": "m", "messages": [USER], "max_tokens": 1},
@@ -53,12 +54,16 @@ BASE: dict[str, dict[str, Any]] = {
 def inside(kind: Kind) -> list[Any]:
     if message_bounds.knows(kind):
         return message_bounds.inside(kind)
+    if decision_bounds.knows(kind):
+        return decision_bounds.inside()
     return nested_bounds.inside(kind) if isinstance(kind, NestedKind) else plain_bounds.inside(kind)
 
 
 def outside(kind: Kind) -> list[Any]:
     if message_bounds.knows(kind):
         return message_bounds.outside(kind)
+    if decision_bounds.knows(kind):
+        return decision_bounds.outside()
     return nested_bounds.outside(kind) if isinstance(kind, NestedKind) else plain_bounds.outside(kind)
 
 
@@ -149,6 +154,7 @@ UNKNOWN = {"foo": None, "mood": None, "x" * 1000: None}
         ("chat", {"tools": [tool()], "tool_choice": allowed_tools("f")}),
         ("chat", {"response_format": schema()}),
         ("responses", {"input": ITEMS, "tools": response_tools_inside(3)[-1]}),
+        ("decisions", {"input": ITEMS[:2], "questions": [decision_bounds.CHOICE, decision_bounds.SCORE]}),
         ("responses", {"text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}}),
     ],
 )
