@@ -5,7 +5,7 @@ then that of any end token. The probabilities of all choices add up to 1.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,8 +43,8 @@ class ScoredChoices:
 
     def probabilities(self, events: list[Scored]) -> list[ChoiceProbability]:
         """Return the choices in the order of the request; `events` are those of one prompt, in any order."""
-        logprobs = [_logprob(event) for event in sorted(events, key=lambda event: event.choice)]
-        total = _sum(logprobs)
+        logprobs = [logprob_of(event) for event in sorted(events, key=lambda event: event.choice)]
+        total = sum_of_logs(logprobs)
         pairs = zip(self.texts, logprobs, strict=True)
         return [ChoiceProbability(text, value, math.exp(value - total)) for text, value in pairs]
 
@@ -64,26 +64,29 @@ def scored_choices(
         raise InvalidParameter(
             f"`{PARAM}` allows at most {MAX_CHOICES} choices of {MAX_BYTES} bytes in all.", param=PARAM
         )
-    continuations = [_continuation(text, encode, text_of) for text in texts]
+    continuations = [continuation_of(text, encode, text_of) for text in texts]
     return ScoredChoices(texts, ScoreRequest(continuations=continuations, ending_ids=ending_ids))
 
 
-def _continuation(text: str, encode: Callable[[str], list[int]], text_of: TokenText) -> list[int]:
+def continuation_of(
+    text: str, encode: Callable[[str], list[int]], text_of: TokenText, param: str = PARAM
+) -> list[int]:
     """Encode a choice. Some tokenizers begin a text with a blank of their own: then it is encoded behind a line break."""
     for before in ("", "\n"):
         ids = encode(before + text)
         for begin in range(min(len(ids), 4)):
             if b"".join(text_of(token)[1] for token in ids[begin:]) == text.encode():
                 return ids[begin:]
-    raise InvalidParameter(f"`{PARAM}`: the tokenizer cannot write the choice {text[:64]!r}.", param=PARAM)
+    raise InvalidParameter(f"`{param}`: the tokenizer cannot write the choice {text[:64]!r}.", param=param)
 
 
-def _logprob(event: Scored) -> float:
+def logprob_of(event: Scored) -> float:
+    """Return the log-probability of a scored text with its end."""
     *tokens, ends = (values for _, values in sorted(event.token_ids.items()))
-    return sum(values[0] for values in tokens) + _sum(ends)
+    return sum(values[0] for values in tokens) + sum_of_logs(ends)
 
 
-def _sum(logprobs: list[float]) -> float:
+def sum_of_logs(logprobs: Sequence[float]) -> float:
     """Return the logarithm of the sum of probabilities."""
     most = max(logprobs)
     return most + math.log(sum(math.exp(value - most) for value in logprobs))

@@ -4,9 +4,11 @@ Invariant: every event is counted, also those between the client's leaving and t
 """
 
 import asyncio
+import sys
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 
 import structlog
 
@@ -20,22 +22,43 @@ ABORT_S = 6.0
 LOG = structlog.get_logger("loraplex.engine_streams")
 
 
-class EngineStreams:
-    """One engine request per prompt; a task of its own submits and reads each. `next` is for a single consumer.
+class EnginePlaces:
+    """At most `total` sequences of some requests are in the engine at once, first come, first served."""
 
-    Requests from `num_prompts` on score behind a prompt each. They wait until it is computed, so that its blocks are
-    found, and have what is left of its total time.
-    """
+    def __init__(self, total: int) -> None:
+        self._turn = asyncio.Lock()
+        self._free = asyncio.Semaphore(total)
+
+    @asynccontextmanager
+    async def taken(self, sequences: int) -> AsyncIterator[None]:
+        """Wait for places, of which no request needs more than there are, and hold them."""
+        taken = 0
+        try:
+            async with self._turn:
+                while taken < sequences:
+                    await self._free.acquire()
+                    taken += 1
+            yield
+        finally:
+            for _ in range(taken):
+                self._free.release()
+
+
+class EngineStreams:
+    """A task of its own submits and reads each engine request. `next` is for a single consumer."""
 
     def __init__(
         self,
         engine: EngineClient,
         requests: Sequence[EngineRequest],
         stats: RequestStats,
-        num_prompts: int | None = None,
+        after: Mapping[int, int] | None = None,
         resumption: ResumptionPolicy = DEFAULT_RESUMPTION,
+        places: EnginePlaces | None = None,
     ) -> None:
-        """`num_prompts` None: all requests are of prompts."""
+        """`after`: request -> the one before it that it waits for, so that the blocks of their common prompt are found; it has what is
+        left of its total time. `places`: bounds the sequences of all requests in the engine.
+        """
         self._resumption = resumption
         self._engine = engine
         self._requests = requests
@@ -43,11 +66,13 @@ class EngineStreams:
         self._events = deque[tuple[int, Event | None]]()
         self._arrived = asyncio.Event()
         # In turn: a prompt whose events are there already would otherwise take all room that the consumer makes.
-        self._room = asyncio.Semaphore(WAITING_EVENTS * len(requests))
+        # Rows that hold places wait for no consumer, which may wait for rows that need them.
+        self._room = asyncio.Semaphore(WAITING_EVENTS * len(requests) if places is None else sys.maxsize)
         self._open = set(range(len(requests)))
         self._closing = asyncio.Event()
-        self._num_prompts = len(requests) if num_prompts is None else num_prompts
-        self._computed = [asyncio.Event() for _ in range(self._num_prompts)]
+        self._after = after or {}
+        self._places = places
+        self._computed = defaultdict[int, asyncio.Event](asyncio.Event)
         self._readers = [asyncio.create_task(self._read(prompt)) for prompt in self._open]
 
     async def next(self) -> tuple[int, Event] | None:
@@ -90,23 +115,27 @@ class EngineStreams:
             continue
 
     async def _read(self, prompt: int) -> None:
-        request = self._requests[prompt]
-        computed, began = self._computed[prompt % self._num_prompts], time.monotonic()
+        places, computed, began = self._places, self._computed[prompt], time.monotonic()
         try:
-            if prompt >= self._num_prompts:
-                await computed.wait()
-                request = request.shortened(time.monotonic() - began, has_token=True)
-            # A task that has not begun before the abort submits nothing after it.
-            stream = ResumableStream(self._engine, request, self._resumption, self._closing)
-            async for event in stream.events():
-                self._stats.see(prompt, event)
-                self._stats.resumed = max(self._stats.resumed, stream.resumptions)
-                self._stats.engine = stream.engine
-                computed.set()
-                await self._room.acquire()
-                self._put(prompt, event)
+            if prompt in self._after:
+                await self._computed[self._after[prompt]].wait()
+            sequences = self._requests[prompt].sampling.n
+            async with nullcontext() if places is None else places.taken(sequences):
+                # A long sequence of requests makes each where it is asked for.
+                request = self._requests[prompt]
+                if prompt in self._after or places is not None:
+                    request = request.shortened(time.monotonic() - began, has_token=True)
+                # A task that has not begun before the abort submits nothing after it.
+                stream = ResumableStream(self._engine, request, self._resumption, self._closing)
+                async for event in stream.events():
+                    self._stats.see(prompt, event)
+                    self._stats.resumed = max(self._stats.resumed, stream.resumptions)
+                    self._stats.engine = stream.engine
+                    computed.set()
+                    await self._room.acquire()
+                    self._put(prompt, event)
         except Exception:
-            LOG.exception("the engine's stream ended", engine_request=request.request_id)
+            LOG.exception("the engine's stream ended", engine_request=self._requests[prompt].request_id)
         computed.set()
         self._put(prompt, None)
 

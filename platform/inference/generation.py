@@ -5,10 +5,11 @@ reservation is in the journal.
 """
 
 import asyncio
+import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -25,7 +26,7 @@ from loraplex.platform.errors import AdapterMismatch, EngineFailed, GatewayError
 from loraplex.platform.inference.admission import PendingAdmission
 from loraplex.platform.inference.choice_probabilities import ScoredChoices
 from loraplex.platform.inference.dependencies import GatewayDependencies
-from loraplex.platform.inference.engine_streams import EngineStreams
+from loraplex.platform.inference.engine_streams import EnginePlaces, EngineStreams
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.resumable_stream import ResumptionPolicy
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
@@ -61,14 +62,30 @@ class PromptOutput:
     prompt_logprobs: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsBehind:
+    """The last requests of a generation score behind its prompts, which they repeat.
+
+    `after`: request -> the one before it that computes what they have in common. `sequences`: theirs. `lengths`: the tokens of each
+    request that count, of these what they add; empty: those of its prompt. `cacheable`: as in `RequestStats`. `places`: those of all
+    sequences of the generation in the engine.
+    """
+
+    after: Mapping[int, int] = field(default_factory=dict)
+    sequences: int = 0
+    lengths: Sequence[int] = ()
+    cacheable: int = sys.maxsize
+    places: EnginePlaces | None = None
+
+
 class Generation:
     """One running request: one engine request per prompt, `n` choices each. `close` ends it at any stage.
 
     Raises what `PoisonMemory.check` raises.
 
     Choice c of prompt p has the index p * n + c, as in the OpenAI API. `output` is None for plain text.
-    `free_slots` frees the places of its sequences. `is_recorded`: its end is, or will be, in the usage ledger. `scored`: with
-    them, a second request for each prompt scores these choices.
+    `free_slots` frees the places of its sequences. `is_recorded`: its end is, or will be, in the usage ledger. `scored`: the
+    requests behind the prompts score these choices. `scores`: what each of `behind` has scored, by its index.
     """
 
     def __init__(
@@ -76,18 +93,19 @@ class Generation:
         dependencies: GatewayDependencies,
         free_slots: Callable[[], None],
         model: ResolvedModel,
-        requests: list[EngineRequest],
+        requests: Sequence[EngineRequest],
         pending: PendingAdmission,
         arrival: float,
         output: ConstrainedOutput | None = None,
         scored: ScoredChoices | None = None,
         prompt_output: PromptOutput = PromptOutput(),
+        behind: RowsBehind = RowsBehind(),
     ) -> None:
         self.prompt_output = prompt_output
         self.model = model
         self.output = output
         self.n = requests[0].sampling.n
-        self.num_prompts = len(requests) if scored is None else len(requests) // 2
+        self.num_prompts = len(requests) - len(behind.after)
         self.choices = self.num_prompts * self.n
         self._scored = scored
         thought = None if output is None else output.thought
@@ -95,6 +113,7 @@ class Generation:
         self._free_slots = free_slots
         self._pending = pending
         self._requests = requests
+        self._num_sequences = self.n * self.num_prompts + behind.sequences
         self._closed = False
         self._stopped: RequestRevoked | None = None
         self._delivering: asyncio.Timeout | None = None
@@ -109,8 +128,9 @@ class Generation:
             arrival=arrival,
             n=self.n,
             max_tokens=requests[0].sampling.max_tokens,
-            prompt_lengths=self._prompt_lengths(),
+            prompt_lengths=behind.lengths or [*map(len, self.prompts)],
             num_prompts=self.num_prompts,
+            cacheable=behind.cacheable,
             thought_counter=None
             if thought is None
             else partial(ThoughtTokens, thought, dependencies.token_text),
@@ -120,16 +140,13 @@ class Generation:
         )
         pending.record.stats = self.stats
         resumption = ResumptionPolicy(dependencies.config.engine_restart_s, poison_memory.refuses)
-        self._streams = EngineStreams(dependencies.engine, requests, self.stats, self.num_prompts, resumption)
+        self._streams = EngineStreams(
+            dependencies.engine, requests, self.stats, behind.after, resumption, behind.places
+        )
         self._started: set[int] = set()
-        self._scores: dict[int, list[Scored]] = {}
+        self.scores: dict[int, list[Scored]] = {}
         # An engine of the last release knows no scores.
         self._missing = {index for index, request in enumerate(requests) if request.scores is not None}
-
-    def _prompt_lengths(self) -> list[int]:
-        """The tokens of each prompt, then those scored behind each."""
-        lengths = [len(request.prompt_token_ids) for request in self._requests[: self.num_prompts]]
-        return lengths if self._scored is None else lengths + [self._scored.num_tokens] * self.num_prompts
 
     def first_token(self, choice: int) -> int:
         """Return the first token of a choice's prompt, which has no log-probability."""
@@ -144,7 +161,8 @@ class Generation:
         """Return the field of this name, if the request asks: the allowed choices behind the prompt of a choice."""
         if self._scored is None:
             return {}
-        return {"choice_probabilities": self._scored.probabilities(self._scores[choice // self.n])}
+        scores = self.scores[self.num_prompts + choice // self.n]
+        return {"choice_probabilities": self._scored.probabilities(scores)}
 
     def keep_token_ids(self) -> None:
         """Keep the token ids of each choice in `token_ids` as they are delivered."""
@@ -193,7 +211,7 @@ class Generation:
                 continue
             if prompt >= self.num_prompts and not isinstance(event, Failed):
                 if isinstance(event, Scored):
-                    self._scores.setdefault(prompt - self.num_prompts, []).append(event)
+                    self.scores.setdefault(prompt, []).append(event)
             elif isinstance(event, Scored):
                 self._missing.discard(prompt)
                 for choice in range(prompt * self.n, (prompt + 1) * self.n):
@@ -329,8 +347,7 @@ class Generation:
         )
 
     def _is_complete(self) -> bool:
-        scored = 0 if self._scored is None else len(self._scored.texts) * self.num_prompts
-        return self.stats.finished_choices == self.choices + scored
+        return self.stats.finished_choices == self._num_sequences
 
     def _on_started(self, prompt: int, event: Event | None) -> None:
         if not isinstance(event, Started):

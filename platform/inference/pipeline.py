@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from secrets import randbits
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import uuid4
 
 from msgspec.structs import replace
@@ -35,7 +35,7 @@ from loraplex.platform.inference.admission import (
 )
 from loraplex.platform.inference.choice_probabilities import ScoredChoices, scored_choices
 from loraplex.platform.inference.dependencies import GatewayDependencies
-from loraplex.platform.inference.generation import Generation, PromptOutput
+from loraplex.platform.inference.generation import Generation, PromptOutput, RowsBehind
 from loraplex.platform.inference.in_flight import InFlightRequests
 from loraplex.platform.inference.model_resolution import KnownModels, ResolvedModel
 from loraplex.platform.inference.prompt_encoding import PromptEncoder, prompt_name
@@ -52,6 +52,8 @@ from loraplex.platform.parameters.request_object import UnknownNames
 from loraplex.tenants.errors import QuotaExhausted
 
 SEED_BITS: Final = 63
+Admit: TypeAlias = Callable[[Callable[[], None]], Awaitable["Generation"]]
+"""What frees the places of a request -> its generation, once it is admitted. Raises `PolicyMoved`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,13 @@ class _PreparedRequest:
     prompts: list[list[int]]
     samplings: list[SamplingParams]
     choices: ScoredChoices | None = None
+
+    def behind(self, choices: ScoredChoices) -> RowsBehind:
+        """The rows of `choices` behind each prompt."""
+        num = len(self.prompts)
+        lengths = [*map(len, self.prompts), *[choices.num_tokens] * num]
+        after = {num + prompt: prompt for prompt in range(num)}
+        return RowsBehind(after=after, sequences=num * len(choices.texts), lengths=lengths)
 
     @property
     def sizes(self) -> RequestSizes:
@@ -79,7 +88,7 @@ class InferencePipeline:
     def __init__(self, dependencies: GatewayDependencies) -> None:
         self._dependencies = dependencies
         self._planner = dependencies.output_planner()
-        self._admission = InferenceAdmission(dependencies.admission_controller, dependencies.background_tasks)
+        self.admission = InferenceAdmission(dependencies.admission_controller, dependencies.background_tasks)
         self._failed_checks = FailureBuckets()
         self._thought = ThoughtRules(dependencies.prompts, dependencies.token_text)
         self.encoder = PromptEncoder(dependencies, self._thought)
@@ -89,7 +98,7 @@ class InferencePipeline:
 
     def repeat_refusal(self, context: RequestContext) -> None:
         """Raise what an earlier request of this caller raised, if it certainly still holds. Call it before the body is read."""
-        self._admission.repeat_refusal(context)
+        self.admission.repeat_refusal(context)
 
     async def begin(self, context: RequestContext, values: GenerationBody) -> "Generation":
         """Start a generation and wait for its first event. The caller must `close` it. Raises the error of the request."""
@@ -99,39 +108,38 @@ class InferencePipeline:
             raise TooManyFailedChecks(
                 f"More than {BURST} schemas or grammars of this tenant were refused in a minute; the next one is checked in a second."
             )
+        prompts = len(values.prompt) if isinstance(values, CompletionRequest) else 1
+        admit = partial(self._admit, context, values, constraints, arrival)
+        try:
+            return await self.begin_admitted(context, prompts * values.n, admit)
+        except (GrammarRefused, EngineFailed) as error:
+            if isinstance(error, GrammarRefused) or error.code == GrammarFailed.code:
+                self._failed_checks.take(tenant_id)
+            raise
+
+    async def begin_admitted(self, context: RequestContext, sequences: int, admit: Admit) -> "Generation":
+        """Start what `admit` admits, and wait for its first event. `sequences`: its places among those in progress.
+
+        It is admitted again where another policy of the caller changes the request meanwhile.
+        """
         headers = dict(context.headers)
         while True:
+            request = self._in_flight.add(context, sequences)
             try:
-                return await self._begin(context, values, constraints, arrival)
+                async with request.until_started():
+                    generation = await admit(request.release)
+                    try:
+                        await generation.start()
+                        request.started(generation.stop)
+                    except BaseException as error:
+                        await generation.close(request.ended or error, charged=not request.was_shed)
+                        raise
+                    finally:
+                        context.is_recorded = generation.is_recorded
+                return generation
             except PolicyMoved:
                 context.headers.clear()
                 context.headers.update(headers)
-            except (GrammarRefused, EngineFailed) as error:
-                if isinstance(error, GrammarRefused) or error.code == GrammarFailed.code:
-                    self._failed_checks.take(tenant_id)
-                raise
-
-    async def _begin(
-        self,
-        context: RequestContext,
-        values: GenerationBody,
-        constraints: OutputConstraints | None,
-        arrival: float,
-    ) -> "Generation":
-        """Start a generation. Raises `PolicyMoved` when another policy of the caller changes the request meanwhile."""
-        prompts = len(values.prompt) if isinstance(values, CompletionRequest) else 1
-        request = self._in_flight.add(context, prompts * values.n)
-        async with request.until_started():
-            generation = await self._admit(context, values, constraints, arrival, request.release)
-            try:
-                await generation.start()
-                request.started(generation.stop)
-            except BaseException as error:
-                await generation.close(request.ended or error, charged=not request.was_shed)
-                raise
-            finally:
-                context.is_recorded = generation.is_recorded
-        return generation
 
     async def _admit(
         self,
@@ -147,7 +155,7 @@ class InferencePipeline:
         context.record.adapter_id, context.record.adapter_version = model.adapter_id, model.version
         context.headers.update(model.headers())
         if context.unknown is not None:
-            await self._report(context, model, context.unknown)
+            await self.report(context, model, context.unknown)
         values = values.with_defaults(model.defaults)
         if isinstance(values, ChatRequest) and (values.reasoning_effort or values.thinking_token_budget):
             markers = self._thought.markers(model.reasoning_style)
@@ -161,7 +169,7 @@ class InferencePipeline:
         is_unchanged = partial(self._is_unchanged, context, values, model, most_tokens, most)
         prepared, headers = self._prepared(values, prompts, choices, most), dict(context.headers)
         try:
-            pending = await self._admission.admit(context, model, prepared.sizes, is_unchanged)
+            pending = await self.admission.admit(context, model, prepared.sizes, is_unchanged)
         except QuotaExhausted:
             # Less than the default is left of a day or a month: then the answer may have what is left.
             left = await most_tokens(unused=True)
@@ -170,7 +178,7 @@ class InferencePipeline:
             context.headers.clear()
             context.headers.update(headers)
             prepared = self._prepared(values, prompts, choices, left)
-            pending = await self._admission.admit(context, model, prepared.sizes, is_unchanged)
+            pending = await self.admission.admit(context, model, prepared.sizes, is_unchanged)
         try:
             requests, output = await self._engine_requests(context, prepared, model, constraints, arrival)
             generation = Generation(
@@ -183,16 +191,17 @@ class InferencePipeline:
                 output,
                 prepared.choices,
                 self._prompt_output(values, prompts),
+                RowsBehind() if prepared.choices is None else prepared.behind(prepared.choices),
             )
             context.headers.update(generation.headers())
         except BaseException as error:
-            await self._admission.cancel(pending, error)
+            await self.admission.cancel(pending, error)
             raise
         return generation
 
-    async def _report(self, context: RequestContext, model: ResolvedModel, unknown: UnknownNames) -> None:
+    async def report(self, context: RequestContext, model: ResolvedModel, unknown: UnknownNames) -> None:
         """Name unknown parameters in the response; raise their refusal, unless tenant or installation have them reported."""
-        own = (await self._admission.allowance(context, model, 0, unused=False)).unknown_parameters
+        own = (await self.admission.allowance(context, model, 0, unused=False)).unknown_parameters
         if not self._dependencies.database.limits.reports_unknown(own):
             raise unknown.refusal
         context.ignore(unknown.header())
@@ -227,7 +236,7 @@ class InferencePipeline:
         caller, samplings = context.caller, prepared.samplings
         namespace = self._dependencies.namespace_of(caller.tenant_id)
         with context.record.timed("adapter_fetch"):
-            adapter = await self._adapter_ref(caller, model, namespace)
+            adapter = await self.adapter_ref(caller, model, namespace)
         grammar, output, thought = None, None, None
         markers = self._thought.markers(model.reasoning_style)
         if markers is not None and isinstance(prepared.values, ChatRequest):
@@ -295,7 +304,7 @@ class InferencePipeline:
             return values.requested_tokens
         config = self._dependencies.config
         tokens = _prompt_tokens(prompts, choices)
-        allowance = await self._admission.allowance(context, model, tokens, unused=unused)
+        allowance = await self.admission.allowance(context, model, tokens, unused=unused)
         wanted = values.max_tokens
         if wanted is None:
             limits = self._dependencies.database.limits
@@ -355,7 +364,8 @@ class InferencePipeline:
         echo = [each if isinstance(each, str) else text_of.text(ids) for each, ids in given]
         return PromptOutput(echo, values.logprobs, values.prompt_logprobs)
 
-    async def _adapter_ref(self, caller: Caller, model: ResolvedModel, namespace: bytes) -> AdapterRef | None:
+    async def adapter_ref(self, caller: Caller, model: ResolvedModel, namespace: bytes) -> AdapterRef | None:
+        """Return what the engine calls the adapter of a model, whose files are fetched first. None for the base model."""
         if model.digest is None:
             return None
         path = await self._dependencies.adapter_path(caller.tenant_id, model.digest)

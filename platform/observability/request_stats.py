@@ -4,6 +4,7 @@ Invariants: a token counts once, when the engine has reported it, whether or not
 `usage`, the metrics and the settlement read the same numbers. Phases follow each other and add up to the duration.
 """
 
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,8 @@ class ThoughtCount(Protocol):
 class RequestStats:
     """Statistics of a request, filled while it runs: one engine request per prompt, `n` choices each.
 
-    `prompt_lengths`: the tokens of each prompt; from `num_prompts` on, if given, of the choices scored behind one. `submitted`: when
+    `prompt_lengths`: the tokens of each prompt; from `num_prompts` on, if given, those that a row adds which is scored behind
+    another. `cacheable`: of a prompt, the tokens at its beginning that count as cached. `submitted`: when
     the engine got them; `started`: when it reported `queue_s`, as the gateway's `clock` has it. `queue_s` and `prefill_s` are the
     engine's: the longest of the prompts; `grammar_s` and `adapter_s` are parts of `queue_s`.
     `first_token` and `last_token` are None when none was delivered; `token_gaps` are the times between successive delivered
@@ -45,6 +47,7 @@ class RequestStats:
     max_tokens: int
     prompt_lengths: Sequence[int]
     num_prompts: int | None = None
+    cacheable: int = sys.maxsize
     thought_counter: Callable[[], ThoughtCount] | None = None
     submitted: float | None = None
     started: float | None = None
@@ -221,7 +224,7 @@ class RequestStats:
         before, cached_before = self._prompts.get(prompt, (0, 0))
         if tokens > before:
             is_scored = self.num_prompts is not None and prompt >= self.num_prompts
-            cached = 0 if is_scored else min(cached, tokens)
+            cached = 0 if is_scored else min(cached, tokens, self.cacheable)
             self._prompts[prompt] = tokens, cached
             self.prompt_tokens += tokens - before
             self.cached_tokens += cached - cached_before
@@ -247,3 +250,7 @@ class RequestRecorder(Protocol):
     def record(self, stats: RequestStats) -> None: ...
 
     def record_adapter(self, digest: str, name: str) -> None: ...
+
+    def record_decision(self, questions: Mapping[str, int], seconds: float) -> None:
+        """Record a decision that was answered: its questions by type, and how long they took."""
+        ...

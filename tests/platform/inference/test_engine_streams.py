@@ -86,7 +86,7 @@ async def test_what_scores_behind_a_prompt_has_the_rest_of_its_time() -> None:
     engine = Slow()
     requests = [replace(request(name), total_timeout_s=5.0, queue_timeout_s=1.0) for name in "ab"]
     meter = RequestStats(arrival=0.0, n=1, max_tokens=5, prompt_lengths=[3, 3])
-    opened = EngineStreams(engine, requests, meter, num_prompts=1)
+    opened = EngineStreams(engine, requests, meter, after={1: 0})
     while await opened.next() is not None:
         continue
     first, second = engine.requests
