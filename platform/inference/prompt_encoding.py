@@ -5,8 +5,9 @@ Invariant: a large prompt is encoded on a thread, after a check whether it can f
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 from uuid import UUID
 
 from loraplex.engine.errors import overflow_message
@@ -32,6 +33,7 @@ from loraplex.platform.parameters.request_models import (
 from loraplex.platform.parameters.request_object import MAX_NAME
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 
+T = TypeVar("T")
 INLINE_CHARACTERS = 8_192
 PART_CHARACTERS = 16
 """What a message or call costs besides its texts, in characters: the template writes around it."""
@@ -68,8 +70,25 @@ class PromptEncoder:
         has_cuts = isinstance(values, ConversationRequest) and bool(values.cuts)
         if not has_cuts and _characters(values, INLINE_CHARACTERS, PART_CHARACTERS) <= INLINE_CHARACTERS:
             return self._encode(values, model, check)
+        return await self._on_thread(tenant_id, partial(self._encode_large, values, model, check))
+
+    async def encode_behind(
+        self, values: ChatRequest, texts: Sequence[str], model: ResolvedModel, tenant_id: UUID
+    ) -> tuple[list[int], list[list[int]]]:
+        """Return the ids of `messages` up to the end of the last one, which is a user's, and those of each of `texts` behind it, with
+        the beginning of an answer. Raises as `encode`, and as `PromptRenderer.split_chat_ids`.
+        """
+        encode = partial(self._encode_behind, values, texts, model)
+        if (
+            _characters(values, INLINE_CHARACTERS, PART_CHARACTERS) + sum(map(len, texts))
+            <= INLINE_CHARACTERS
+        ):
+            return encode()
+        return await self._on_thread(tenant_id, encode)
+
+    async def _on_thread(self, tenant_id: UUID, encode: Callable[[], T]) -> T:
         async with self._limiter.slot(tenant_id):
-            encoding = asyncio.create_task(asyncio.to_thread(self._encode_large, values, model, check))
+            encoding = asyncio.create_task(asyncio.to_thread(encode))
             try:
                 return await asyncio.shield(encoding)
             except asyncio.CancelledError:
@@ -77,13 +96,30 @@ class PromptEncoder:
                 await asyncio.gather(encoding, return_exceptions=True)
                 raise
 
+    def _encode_behind(
+        self, values: ChatRequest, texts: Sequence[str], model: ResolvedModel
+    ) -> tuple[list[int], list[list[int]]]:
+        self._check_characters(values, sum(map(len, texts)))
+        options, style = self._template_options(values, model), self.style(model)
+        check = partial(self.left, values, bound="at least ")
+        begin, ends = self._dependencies.prompts.split_chat_ids(values.messages, texts, options, style, check)
+        markers = self._thought.markers(model.reasoning_style)
+        if markers is not None:
+            ends = [ids + self._thought.ending(values, markers, ids) for ids in ends]
+        return begin, ends
+
     def _encode_large(
         self, values: PromptRequest, model: ResolvedModel, check: LengthCheck | None
     ) -> list[list[int]]:
         if isinstance(values, ConversationRequest) and values.cuts:
             return fitted(values, partial(self._encode_fitting, model), self._spare_tokens(values))
+        self._check_characters(values)
+        return self._encode(values, model, check)
+
+    def _check_characters(self, values: PromptRequest, behind: int = 0) -> None:
+        """Raise `ContextTooLong` for more characters than are read of one request, with those `behind` its prompt."""
         limit = self._dependencies.config.max_prompt_characters
-        size = _characters(values, limit)
+        size = behind + _characters(values, limit)
         if size > limit:
             context, name = self._dependencies.engine.info().max_model_len, prompt_name(values)
             raise ContextTooLong(
@@ -92,7 +128,6 @@ class PromptEncoder:
                 name,
                 ContextSizes(values.model, context, context + 1, 1),
             )
-        return self._encode(values, model, check)
 
     def _encode(
         self, values: PromptRequest, model: ResolvedModel, check: LengthCheck | None

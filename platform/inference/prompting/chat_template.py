@@ -9,6 +9,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from jinja2 import meta
@@ -105,7 +106,42 @@ class PromptRenderer:
         user's turn. Raises `InvalidParameter` when the template refuses the messages, and what `check`
         raises.
         """
-        style = style or self.style
+        rendered, marks = self._rendered(messages, options or {}, tools, style or self.style)
+        return self._encode(rendered, marks, check)
+
+    def split_chat_ids(
+        self,
+        messages: Sequence[ChatMessage],
+        texts: Sequence[str],
+        options: Mapping[str, object],
+        style: ToolStyle,
+        check: LengthCheck,
+    ) -> tuple[list[int], list[list[int]]]:
+        """Return the ids of a conversation that ends in a user's message, without what closes that message, and for each of `texts`
+        those of the text at its end, with all that follows. They are encoded apart, so that all texts share the first ones.
+
+        Raises as `chat_ids`, and `UnsupportedParameter` where the template does not write that message as it is, once.
+        """
+        *earlier, last = messages
+        place = secrets.token_hex(16)
+        marked = replace(last, content=last.content + place)
+        rendered, marks = self._rendered([*earlier, marked], options, (), style, texts)
+        if rendered.count(place) != 1:
+            message = "`messages` must end in a text that the model's chat template writes as it is, once."
+            raise UnsupportedParameter(message, param="messages")
+        begin, end = rendered.split(place)
+        breaker = self._breaker(marks)
+        return self._encode(begin, marks, check), [self._encode(breaker(text) + end, marks) for text in texts]
+
+    def _rendered(
+        self,
+        messages: Sequence[ChatMessage],
+        options: Mapping[str, object],
+        tools: Sequence[Tool],
+        style: ToolStyle,
+        texts: Sequence[str] = (),
+    ) -> tuple[str, Marks]:
+        """Return what the template writes, and the marks in it, which `texts` do not have either."""
         if not self._renders_late_system:
             messages = with_leading_system(messages)
         if self.writes_tools_as_text(style):
@@ -113,12 +149,12 @@ class PromptRenderer:
         names = called_names(messages)
         plain = [template_message(message, style, names, self._thoughts) for message in messages]
         offered = [template_tool(tool) for tool in tools]
-        marks = _absent_characters([*plain, *offered, *((options or {}).values())])
+        marks = _absent_characters([*plain, *offered, *options.values(), *texts])
         marked = [self._marked(message, marks) for message in plain]
         breaker = self._breaker(marks)
         known = {"tools": _mapped(offered, breaker)} if offered else {}
-        given = {name: _mapped(value, breaker) for name, value in (options or {}).items()}
-        return self._encode(self._render(marked, {**given, **known}), marks, check)
+        given = {name: _mapped(value, breaker) for name, value in options.items()}
+        return self._render(marked, {**given, **known}), marks
 
     def text_ids(self, text: str, check: LengthCheck | None = None, *, special: bool = True) -> list[int]:
         """Return the ids of a raw prompt. Control tokens count as such; a prompt begins with at most one begin token.
@@ -197,7 +233,7 @@ class PromptRenderer:
         if check is not None and self._length_bound is not None:
             check(self._length_bound.fewest_tokens(text) - dropped)
 
-    def _encode(self, rendered: str, marks: Marks, check: LengthCheck | None) -> list[int]:
+    def _encode(self, rendered: str, marks: Marks, check: LengthCheck | None = None) -> list[int]:
         # A token of one character cannot be split: its marker follows it.
         written = re.compile(f"(?:{self._control_pattern.pattern})(?!{marks.inside})")
         aliased = written.sub(lambda match: self._aliases[match.group()], rendered)
