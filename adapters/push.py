@@ -67,7 +67,7 @@ class PushRequest:
             "tool_style": profile.tool_style,
             "reasoning_style": profile.reasoning_style,
         }
-        return {**styles, "defaults": dict(profile.defaults)}
+        return {**styles, "defaults": dict(profile.defaults), "decision": profile.decision}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

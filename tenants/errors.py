@@ -22,6 +22,7 @@ TenantsError
 │   ├── AdapterNotFound
 │   ├── VersionNotFound
 │   ├── AliasNotFound
+│   ├── CalibrationNotFound  the version has no calibration under the served base model
 │   ├── UploadNotFound
 │   ├── InvoiceNotFound
 │   ├── RefusalNotFound      no limit refused a request of this id recently
@@ -184,6 +185,10 @@ class VersionNotFound(NotFound):
 
 
 class AliasNotFound(NotFound):
+    pass
+
+
+class CalibrationNotFound(NotFound):
     pass
 
 

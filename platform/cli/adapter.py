@@ -67,10 +67,20 @@ Defaults = Annotated[
     str | None,
     typer.Option("--defaults", help="Defaults of parameters as JSON, for example '{\"temperature\": 0.2}'."),
 ]
+DecisionRead = Annotated[
+    str | None,
+    typer.Option(
+        "--decision-read",
+        help="How decisions read options: labels, or values for an adapter that writes them.",
+    ),
+]
 
 
 def profile_change(
-    tool_style: str | None, reasoning_style: str | None, defaults: str | None
+    tool_style: str | None,
+    reasoning_style: str | None,
+    defaults: str | None,
+    decision_read: str | None = None,
 ) -> ProfileChange:
     """The profile change of the given options. Raises `typer.BadParameter`."""
     body: dict[str, object] = {}
@@ -83,6 +93,8 @@ def profile_change(
             body["reasoning_style"] = None if style == BASE_STYLE else style
         if defaults is not None:
             body["defaults"] = parse_object(defaults.encode(), BODY_LIMITS)
+        if decision_read is not None:
+            body["decision"] = {"read": decision_read}
         return read_profile_change(body)
     except GatewayError as error:
         raise typer.BadParameter(str(error)) from error
@@ -137,6 +149,7 @@ def push(
     tool_style: ToolStyle = None,
     reasoning_style: ReasoningStyleOption = None,
     defaults: Defaults = None,
+    decision_read: DecisionRead = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -145,7 +158,7 @@ def push(
     The server is the one that runs on this data directory, or the one at --url. Without a server the files are validated here, and
     the next start probes them.
     """
-    change = profile_change(tool_style, reasoning_style, defaults)
+    change = profile_change(tool_style, reasoning_style, defaults, decision_read)
     promotion: Promotion = "never" if no_alias else "always" if promote else "first"
     profile = AdapterProfile(**change) if change else None
     request = PushRequest(name=name, folder=folder, promote=promotion, profile=profile)
@@ -222,11 +235,12 @@ def profile(
     tool_style: ToolStyle = None,
     reasoning_style: ReasoningStyleOption = None,
     defaults: Defaults = None,
+    decision_read: DecisionRead = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a version's styles and defaults of parameters, or change them before its first alias."""
-    change = profile_change(tool_style, reasoning_style, defaults)
+    change = profile_change(tool_style, reasoning_style, defaults, decision_read)
 
     async def run(command: TenantCommand) -> VersionDocument:
         if change:
@@ -237,11 +251,12 @@ def profile(
 
     record = run_on_tenant(tenant, data_dir, run, as_json)
     styles = {"tool_style": record.tool_style, "reasoning_style": record.reasoning_style}
-    document = {**styles, "defaults": record.defaults}
+    document = {**styles, "defaults": record.defaults, "decision": record.decision}
     style = (
         f"tool style {record.tool_style or '-'}, reasoning style {_style_text(record.reasoning_style) or '-'}"
     )
-    text = f"{escape(name)}@{version}: {escape(style)}, defaults {json.dumps(record.defaults)}"
+    read = (record.decision or {"read": "labels"})["read"]
+    text = f"{escape(name)}@{version}: {escape(style)}, defaults {json.dumps(record.defaults)}, decisions by {read}"
     print_table({"name": name, "version": version} | document, as_json, text)
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from loraplex.grammar.tenant_cache import TenantCache
@@ -18,6 +18,7 @@ from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.tenant_limiter import AT_ONCE, TenantLimiter
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable
+from loraplex.tenants.registry.records import decision_read
 from loraplex.tenants.registry.resolution import ModelResolver, ModelTargets, ResolvedAdapter
 
 MAX_BYTES: Final = 32 << 20
@@ -29,8 +30,9 @@ VERSION_BYTES: Final = 1024
 class ResolvedModel:
     """`name` as the caller wrote it; `adapter` is `name@version`. All adapter fields are None for the base model.
 
-    `tool_style`, `reasoning_style` and `defaults` are the adapter version's profile: None and empty without one. `created`: when
-    the version was uploaded, in seconds of the Unix epoch. `alias`: by which it was chosen; None for a pinned version.
+    `tool_style`, `reasoning_style`, `defaults` and `decision` are the adapter version's profile: None and empty without one.
+    `calibrations`: of its decisions. `created`: when the version was uploaded, in seconds of the Unix epoch. `alias`: by which it
+    was chosen; None for a pinned version.
     """
 
     name: str
@@ -39,6 +41,8 @@ class ResolvedModel:
     tool_style: str | None = None
     reasoning_style: str | Mapping[str, str] | None = None
     defaults: Mapping[str, object] = field(default_factory=dict)
+    decision: Mapping[str, str] | None = None
+    calibrations: Sequence[Mapping[str, Any]] = ()
     adapter_id: UUID | None = None
     version: int | None = None
     created: int | None = None
@@ -48,6 +52,17 @@ class ResolvedModel:
     def adapter_name(self) -> str | None:
         """The adapter's name, which chooses its price; None for the base model."""
         return None if self.adapter is None else self.adapter.partition("@")[0]
+
+    @property
+    def reads_labels(self) -> bool:
+        """Whether its decisions read labels, or the texts of the options."""
+        return decision_read(self.decision) == "labels"
+
+    def calibration(self, system_fingerprint: str | None, wording: str) -> Mapping[str, Any]:
+        """Return `sha256` and `temperatures` of its decisions under a base model and a format: "none" and no temperatures without any."""
+        key = (system_fingerprint, wording)
+        found = (each for each in self.calibrations if (each["system_fingerprint"], each["format"]) == key)
+        return next(found, {"sha256": "none", "temperatures": {}})
 
     def headers(self) -> dict[str, str]:
         """Return `x-loraplex-adapter` and its digest; no headers for the base model."""
@@ -172,6 +187,8 @@ def _model(name: str, adapter: ResolvedAdapter) -> ResolvedModel:
         tool_style=adapter.tool_style,
         reasoning_style=adapter.reasoning_style,
         defaults=adapter.defaults,
+        decision=adapter.decision,
+        calibrations=adapter.calibrations,
         adapter_id=adapter.adapter_id,
         version=adapter.version,
         created=int(adapter.created_at.timestamp()),

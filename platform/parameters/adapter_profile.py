@@ -17,10 +17,10 @@ from loraplex.platform.parameters.request_models import ChatRequest
 from loraplex.platform.parameters.request_object import ObjectOf, RequestObject, kind_of, read_object
 from loraplex.platform.parameters.value_errors import INVALID, refused
 from loraplex.platform.parameters.value_types import Choice, Kind, Text
-from loraplex.tenants.models import REASONING_STYLES, TOOL_STYLES
+from loraplex.tenants.models import DECISION_READS, REASONING_STYLES, TOOL_STYLES
 from loraplex.tenants.registry.records import ProfileChange, ReasoningStyle
 
-FIELDS: Final = ("tool_style", "reasoning_style", "defaults")
+FIELDS: Final = ("tool_style", "reasoning_style", "defaults", "decision")
 DEFAULTABLE: Final = (
     *("temperature", "top_p", "top_k", "min_p", "max_tokens"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -71,11 +71,19 @@ class _ReasoningStyle(Kind):
         return markers
 
 
+class DecisionProfile(RequestObject):
+    """How decisions read the options of a question."""
+
+    allowed: ClassVar[str] = '{"read": "labels"} or {"read": "values"}'
+    read: Annotated[str, Choice(DECISION_READS)]
+
+
 class _Profile(RequestObject):
     allowed: ClassVar[str] = "a JSON object"
     tool_style: Annotated[str | None, Choice(TOOL_STYLES)] = None
     reasoning_style: Annotated[ReasoningStyle | None, _ReasoningStyle()] = None
     defaults: Annotated[RequestObject | None, ObjectOf(_PROFILE_DEFAULTS)] = None
+    decision: Annotated[DecisionProfile | None, ObjectOf(DecisionProfile)] = None
 
 
 def read_profile_change(body: Mapping[str, object]) -> ProfileChange:
@@ -98,6 +106,8 @@ def read_profile_change(body: Mapping[str, object]) -> ProfileChange:
         change["defaults"] = (
             {} if profile.defaults is None else profile.defaults.model_dump(exclude_unset=True)
         )
+    if "decision" in body:
+        change["decision"] = None if profile.decision is None else profile.decision.model_dump()
     return change
 
 
@@ -110,6 +120,7 @@ def profile_schema() -> dict[str, Any]:
             "anyOf": [{"enum": [*REASONING_STYLES, None]}, ReasoningMarkers.model_json_schema()]
         },
         "defaults": {"type": ["object", "null"], "additionalProperties": False, "properties": defaults},
+        "decision": {"anyOf": [DecisionProfile.model_json_schema(), {"type": "null"}]},
     }
     schema = {"type": "object", "additionalProperties": False, "properties": properties}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -24,6 +24,7 @@ from loraplex.tenants.models import (
     ApiKey,
     Base,
     DataPolicy,
+    DecisionCalibration,
     Evaluation,
     EvaluationAnswer,
     FailedRequest,
@@ -49,7 +50,7 @@ ERASED_TABLES: Final[tuple[type[Base], ...]] = (
     *(WebhookDelivery, WebhookEndpoint, OutboxEvent),
     *(IdempotencyRecord, QuotaEvent, UploadPart, Upload),
     *(EvaluationAnswer, Evaluation, AliasGate, Suite),
-    *(RecordedRequest, DataPolicy, FailedRequest),
+    *(RecordedRequest, DataPolicy, FailedRequest, DecisionCalibration),
     *(AliasGuard, AliasTarget, AdapterAlias, AdapterVersion),
     *(Quota, Adapter, ApiKey, ReservationRow, AdmissionEpoch),
 )

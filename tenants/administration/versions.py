@@ -156,4 +156,4 @@ async def _moved(uow: UnitOfWork, name: str, record: AdapterVersion, before: str
 
 def _profile(record: AdapterVersion) -> dict[str, Any]:
     styles = {"tool_style": record.tool_style, "reasoning_style": record.reasoning_style}
-    return {**styles, "defaults": dict(record.defaults)}
+    return {**styles, "defaults": dict(record.defaults), "decision": record.decision}

@@ -6,6 +6,7 @@ from loraplex.tenants.evaluations.tables import AliasGate, Evaluation, Evaluatio
 from loraplex.tenants.invoices.tables import CreditEntry, CreditGrant, Invoice, InvoiceLineRow, InvoiceNumber
 from loraplex.tenants.models.accounts import ENVIRONMENTS, ApiKey, Tenant
 from loraplex.tenants.models.adapters import (
+    DECISION_READS,
     REASONING_STYLES,
     TOOL_STYLES,
     UPLOAD_FILES,
@@ -15,6 +16,7 @@ from loraplex.tenants.models.adapters import (
     AdapterAlias,
     AdapterVersion,
     AliasTarget,
+    DecisionCalibration,
     Upload,
     UploadPart,
 )
@@ -58,6 +60,7 @@ from loraplex.tenants.tables import Base
 from loraplex.tenants.webhooks.tables import OutboxEvent, WebhookDelivery, WebhookEndpoint
 
 __all__ = [
+    "DECISION_READS",
     "ENVIRONMENTS",
     "LEVELS",
     "LIMIT_COLUMNS",
@@ -82,6 +85,7 @@ __all__ = [
     "CreditEntry",
     "CreditGrant",
     "DataPolicy",
+    "DecisionCalibration",
     "EngineMinuteRow",
     "Evaluation",
     "EvaluationAnswer",

@@ -16,6 +16,7 @@ from loraplex.tenants.tables import Base, BigInt, Revision, one_of
 VERSION_STATES = ("uploading", "validating", "ready", "rejected", "deprecated", "deleting", "quarantined")
 TOOL_STYLES = ("hermes", "llama3", "mistral", "generic")
 REASONING_STYLES = ("none", "think")
+DECISION_READS = ("labels", "values")
 UPLOAD_STATES = ("open", "completed", "aborted", "expired")
 UPLOAD_FILES = ("adapter_config.json", "adapter_model.safetensors")
 UNJUDGED_STATES = ("uploading", "validating", "rejected", "deleting")
@@ -50,7 +51,7 @@ class AdapterVersion(Base):
     """One immutable version. A trigger refuses changes but of `state` and `report`; `digest`, `rank` and `config` may be set
     once, from null, by validation.
 
-    `tool_style`, `reasoning_style` and `defaults` may change until `aliased_at`, the time of its first alias, which another trigger
+    `tool_style`, `reasoning_style`, `defaults` and `decision` may change until `aliased_at`, the time of its first alias, which another trigger
     sets. A deleted version stays in the state `deleting`; `blob_deleted_at`: its files are removed. `ended_fence`: the fence by
     which the requests that ran on it ended.
     """
@@ -80,6 +81,7 @@ class AdapterVersion(Base):
             name="reasoning_style",
         ),
         CheckConstraint("jsonb_typeof(defaults) = 'object'", name="defaults"),
+        CheckConstraint(one_of("decision->>'read'", DECISION_READS), name="decision"),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
@@ -98,9 +100,26 @@ class AdapterVersion(Base):
     tool_style: Mapped[str | None]
     reasoning_style: Mapped[str | dict[str, str] | None] = mapped_column(JSONB(none_as_null=True))
     defaults: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default=text("'{}'::jsonb"))
+    decision: Mapped[dict[str, str] | None] = mapped_column(JSONB(none_as_null=True))
     aliased_at: Mapped[datetime | None]
     blob_deleted_at: Mapped[datetime | None]
     ended_fence: Mapped[BigInt | None]
+
+
+class DecisionCalibration(Base):
+    """The temperatures of one adapter's decisions under one base model, one wording and one way to read options. `sha256`: of what they hold for, and of them."""
+
+    __tablename__ = "decision_calibrations"
+
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), primary_key=True)
+    digest: Mapped[str] = mapped_column(CHAR(64), primary_key=True)
+    system_fingerprint: Mapped[str] = mapped_column(primary_key=True)
+    format: Mapped[str] = mapped_column(primary_key=True)
+    read: Mapped[str] = mapped_column(primary_key=True)
+    temperatures: Mapped[dict[str, Any]]
+    report: Mapped[dict[str, Any]]
+    sha256: Mapped[str] = mapped_column(CHAR(64))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class AdapterAlias(Base):

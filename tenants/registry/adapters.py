@@ -211,9 +211,10 @@ def fresh(query: Select[AdapterVersion]) -> Select[AdapterVersion]:
 
 
 def profile_of(version: AdapterVersion) -> AdapterProfile:
-    return AdapterProfile(version.tool_style, version.defaults, version.reasoning_style)
+    return AdapterProfile(version.tool_style, version.defaults, version.reasoning_style, version.decision)
 
 
 def set_profile(version: AdapterVersion, profile: AdapterProfile) -> None:
     version.tool_style, version.reasoning_style = profile.tool_style, profile.reasoning_style
     version.defaults = dict(profile.defaults)
+    version.decision = None if profile.decision is None else dict(profile.decision)

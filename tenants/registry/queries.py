@@ -4,15 +4,19 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.errors import CalibrationNotFound
+from loraplex.tenants.models import DecisionCalibration
 from loraplex.tenants.pages import Slice
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.records import (
     AdapterDocument,
     AliasDocument,
+    CalibrationDocument,
     OpenUpload,
     UploadDocument,
     VersionDocument,
+    decision_read,
 )
 from loraplex.tenants.registry.uploads import UploadRepository
 
@@ -79,3 +83,18 @@ async def open_uploads(session: AsyncSession, tenant_id: UUID, name: str) -> lis
         )
         for row in found
     ]
+
+
+async def calibration(
+    session: AsyncSession, tenant_id: UUID, name: str, version: int, system_fingerprint: str, wording: str
+) -> CalibrationDocument:
+    """Return the calibration of a version's decisions under a base model and a format.
+
+    Raises `AdapterNotFound`, `VersionNotFound`, `CalibrationNotFound`.
+    """
+    record = await AdapterRepository(session, tenant_id).version(name, version)
+    key = (tenant_id, record.digest, system_fingerprint, wording, decision_read(record.decision))
+    found = None if record.digest is None else await session.get(DecisionCalibration, key)
+    if found is None:
+        raise CalibrationNotFound(f"{name}@{version} has no calibration under the base model that is served")
+    return CalibrationDocument.model_validate(found)

@@ -26,11 +26,14 @@ ReasoningStyle: TypeAlias = str | dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class AdapterProfile:
-    """`tool_style` and `reasoning_style` None: the base model's. `defaults`: parameters for requests that set none."""
+    """`tool_style` and `reasoning_style` None: the base model's. `defaults`: parameters for requests that set none. `decision`: how
+    its decisions read options, as `{"read": "labels" or "values"}`; None: by labels.
+    """
 
     tool_style: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     reasoning_style: ReasoningStyle | None = None
+    decision: Mapping[str, str] | None = None
 
 
 class ProfileChange(TypedDict, total=False):
@@ -39,6 +42,7 @@ class ProfileChange(TypedDict, total=False):
     tool_style: str | None
     reasoning_style: ReasoningStyle | None
     defaults: Mapping[str, Any]
+    decision: Mapping[str, str] | None
 
 
 class AdapterDocument(Record):
@@ -84,6 +88,7 @@ class VersionDocument(Record):
     tool_style: str | None
     reasoning_style: ReasoningStyle | None
     defaults: dict[str, Any]
+    decision: dict[str, str] | None
     created_by: str | None
     created_at: UtcTime
     revision: int
@@ -92,6 +97,28 @@ class VersionDocument(Record):
     def of(cls, name: str, row: "AdapterVersion") -> "VersionDocument":
         """Return the version of a row, which has all but the adapter's name."""
         return cls(name=name, **{field: getattr(row, field) for field in cls.model_fields if field != "name"})
+
+
+def decision_read(decision: Mapping[str, str] | None) -> str:
+    """Return how decisions read options, `labels` or `values`, from the profile's field."""
+    return "labels" if decision is None else decision["read"]
+
+
+class CalibrationDocument(Record):
+    """The temperatures of a version's decisions by type of question, and what they were found by.
+
+    They hold for one adapter's weights (`digest`), one base model (`system_fingerprint`), one wording (`format`) and one way to read
+    options (`read`), and are void for any other. `sha256`: of all these; its first digits stand in the header `x-loraplex-decision-calibration`.
+    """
+
+    digest: str
+    system_fingerprint: str
+    format: str
+    read: str
+    temperatures: dict[str, float]
+    report: dict[str, Any]
+    sha256: str
+    created_at: UtcTime
 
 
 class ShareDocument(Record):

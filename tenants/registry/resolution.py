@@ -7,16 +7,23 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, Select, literal, select
+from sqlalchemy import Row, ScalarSelect, Select, func, literal, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.models import Adapter, AdapterAlias, AdapterVersion, AliasTarget
+from loraplex.tenants.models import (
+    Adapter,
+    AdapterAlias,
+    AdapterVersion,
+    AliasTarget,
+    DecisionCalibration,
+)
 from loraplex.tenants.names import ADAPTER_NAME, ALIAS_NAME
 from loraplex.tenants.registry.aliases import choose_target
-from loraplex.tenants.registry.records import WHOLE, ReasoningStyle
+from loraplex.tenants.registry.records import WHOLE, ReasoningStyle, decision_read
 
 PRODUCTION = "production"
 REFERENCE = re.compile(rf"({ADAPTER_NAME.strip('^$')})(?::({ALIAS_NAME.strip('^$')})|@([1-9][0-9]{{0,8}}))?")
@@ -44,7 +51,9 @@ def parse_model_reference(model: str) -> ModelReference | None:
 
 @dataclass(frozen=True)
 class ResolvedAdapter:
-    """The version that a model name refers to now, created at `created_at`. `alias` is None for a pinned version."""
+    """The version that a model name refers to now, created at `created_at`. `alias` is None for a pinned version. `calibrations`:
+    those of its decisions, as objects with some fields of a `CalibrationDocument`.
+    """
 
     adapter_id: UUID
     name: str
@@ -53,6 +62,8 @@ class ResolvedAdapter:
     tool_style: str | None
     reasoning_style: ReasoningStyle | None
     defaults: Mapping[str, Any]
+    decision: Mapping[str, str] | None
+    calibrations: Sequence[Mapping[str, Any]]
     created_at: datetime
     alias: str | None
 
@@ -150,12 +161,24 @@ class ModelResolver:
             )
         )
 
+    def _calibrations(self) -> ScalarSelect[Any]:
+        each = DecisionCalibration
+        columns = (each.system_fingerprint, each.format, each.temperatures, each.sha256)
+        fields = chain.from_iterable((column.key, column) for column in columns)
+        found = select(func.jsonb_agg(func.jsonb_build_object(*fields)))
+        read = func.coalesce(AdapterVersion.decision["read"].astext, decision_read(None))
+        found = found.where(
+            each.tenant_id == self._tenant_id, each.digest == AdapterVersion.digest, each.read == read
+        )
+        return found.correlate(AdapterVersion).scalar_subquery()
+
     def _ready(self) -> Select[Any]:
         version = AdapterVersion
         return (
             select(
                 *(Adapter.id, Adapter.name, version.version, version.digest),
                 *(version.tool_style, version.reasoning_style, version.defaults, version.created_at),
+                *(version.decision, self._calibrations().label("calibrations")),
             )
             .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
             .where(Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None))
@@ -172,6 +195,8 @@ def resolved(row: "Row[Any]", alias: str | None) -> ResolvedAdapter:
         tool_style=row.tool_style,
         reasoning_style=row.reasoning_style,
         defaults=row.defaults,
+        decision=row.decision,
+        calibrations=row.calibrations or (),
         created_at=row.created_at,
         alias=alias,
     )

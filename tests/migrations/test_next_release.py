@@ -28,6 +28,9 @@ REASONS: Final[dict[str, str]] = {
     "DO $$ DECLARE body text; BEGIN FOR body IN SELECT pg_get_functiondef": "it minds one more column of quotas",
     "ALTER TABLE webhook_endpoints DROP CONSTRAINT ck_webhook_endpoints_events": "a wider one replaces it at once",
     "ALTER TABLE outbox_events DROP CONSTRAINT ck_outbox_events_type": "a wider one replaces it at once",
+    "CREATE TRIGGER decision_": "it minds a column that the release before never changes",
+    "CREATE CONSTRAINT TRIGGER decision_": "it minds a column that the release before never changes",
+    "CREATE CONSTRAINT TRIGGER bump_policy_epoch AFTER INSERT OR UPDATE ON decision_": "of a table of its own",
     "DROP TRIGGER move_limit_roots": "they are made again in the same transaction",
 }
 """Statements that do more than add, by their beginning: why the release before is not affected."""

@@ -140,7 +140,7 @@ def test_a_profile_before_and_after_the_first_alias(home: Path, model: Path) -> 
     push = ["push", folder, "--name", "voice", "--model", str(model), "--no-probe"]
     assert run_json(home, *push, "--no-alias")["promoted"] is False
     assert run_json(home, "show", "voice")["aliases"] == {}
-    options = ("--tool-style", "hermes", "--reasoning-style", "[plan],[/plan]")
+    options = ("--tool-style", "hermes", "--reasoning-style", "[plan],[/plan]", "--decision-read", "values")
     changed = run_json(home, "profile", "voice", "1", *options, "--defaults", '{"temperature": 0.2}')
     assert changed == {
         "name": "voice",
@@ -148,6 +148,7 @@ def test_a_profile_before_and_after_the_first_alias(home: Path, model: Path) -> 
         "tool_style": "hermes",
         "reasoning_style": {"start": "[plan]", "end": "[/plan]"},
         "defaults": {"temperature": 0.2},
+        "decision": {"read": "values"},
     }
     run_json(home, "alias", "voice", "production", "1")
     assert run_json(home, "profile", "voice", "1") == changed

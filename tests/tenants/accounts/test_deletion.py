@@ -39,6 +39,8 @@ ROWS = """
         WHERE tenant_id = %(tenant)s;
     INSERT INTO evaluation_answers (evaluation_id, side, place, tenant_id, result)
         SELECT id, side, 0, tenant_id, '' FROM evaluations, generate_series(0, 1) AS side WHERE tenant_id = %(tenant)s;
+    INSERT INTO decision_calibrations
+        VALUES (%(tenant)s, repeat('a', 64), 'f', '1', 'labels', '{}', '{}', repeat('a', 64), now());
     INSERT INTO data_policies VALUES (%(tenant)s);
     INSERT INTO recorded_requests (id, tenant_id, base_digest, content, created_at, expires_at)
         SELECT gen_random_uuid(), %(tenant)s, 'b', '', now(), now() FROM generate_series(1, 3);

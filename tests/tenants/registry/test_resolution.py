@@ -1,10 +1,21 @@
 """A model reference means one ready version of the tenant's own, or nothing."""
 
+from typing import Any
+
 import pytest
 from sqlalchemy import text
-from tests.tenants.registry_records import AliasWriter, RegistryWriter, add, digest, make_tenant, set_state
+from tests.tenants.registry_records import (
+    AliasWriter,
+    RegistryWriter,
+    add,
+    digest,
+    make_tenant,
+    set_state,
+    unit,
+)
 from tests.tenants.registry_records import delete as delete_of
 
+from loraplex.tenants.administration.calibrations import calibrate
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, ProfileFixed, VersionNotReady
 from loraplex.tenants.registry.adapters import profile_of
@@ -42,6 +53,43 @@ async def test_resolve_alias_and_pinned_version(database: Database) -> None:
         )
         for model in absent:
             assert await resolved(served, model) is None
+
+
+async def test_a_calibration_is_of_weights_and_of_a_way_to_read(database: Database) -> None:
+    tenant_id, others = await make_tenant(database), await make_tenant(database, "others")
+    for owner in (others, tenant_id):
+        async with database.as_tenant(owner) as session:
+            adapters, served = RegistryWriter(session, owner), ModelResolver(session, owner)
+            for number in (1, 2, 3):
+                await add(adapters, number)
+            await AliasWriter(session, owner).set("support", "production", {1: 100})
+            await adapters.add_version(
+                "support",
+                digest=digest(1),
+                size_bytes=1,
+                rank=8,
+                config={},
+                report={},
+                profile=AdapterProfile(decision={"read": "values"}),
+            )
+            if owner == others:
+                continue
+            held: dict[str, Any] = {
+                "system_fingerprint": "fp",
+                "format": "1",
+                "temperatures": {"choice": 2.0},
+                "report": {},
+            }
+            written = await calibrate(unit(session, owner), owner, "support", 1, **held)
+            found = [await served.resolve(f"support@{version}") for version in (1, 2, 3, 4)]
+            assert [[each["sha256"] for each in one.calibrations] for one in found if one] == [
+                *([written.sha256], [], [], []),
+            ]
+            again = await calibrate(unit(session, owner), owner, "support", 4, **held)
+            assert (again.read, written.read) == ("values", "labels") and again.sha256 != written.sha256
+    async with database.as_tenant(others) as session:
+        theirs = await ModelResolver(session, others).resolve("support@1")
+        assert theirs is not None and theirs.calibrations == ()
 
 
 async def test_a_split_sends_each_user_to_one_version(database: Database) -> None:
