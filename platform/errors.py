@@ -6,6 +6,7 @@ GatewayError
 │   ├── UnknownParameter      a name that is not in the closed table
 │   ├── UnsupportedParameter  a known name whose feature this server does not offer
 │   ├── UnsupportedTool       a tool that only the host of another API runs
+│   ├── LabelsUnreadable      labels of a decision's options that are not tokens of the model
 │   └── ContextTooLong        prompt and completion do not fit the model's context
 ├── InvalidBody               not JSON, not an object, too deep, too many values, not finite
 ├── BodyTooLarge
@@ -90,6 +91,10 @@ class UnsupportedParameter(InvalidParameter):
 
 
 class UnsupportedTool(InvalidParameter):
+    pass
+
+
+class LabelsUnreadable(InvalidParameter):
     pass
 
 
@@ -238,6 +243,7 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     UnknownParameter: ErrorRow(400, _INVALID, "unknown_parameter"),
     UnsupportedParameter: ErrorRow(400, _INVALID, "unsupported_parameter"),
     UnsupportedTool: ErrorRow(400, _INVALID, "unsupported_tool"),
+    LabelsUnreadable: ErrorRow(400, _INVALID, "labels_unreadable"),
     ContextTooLong: ErrorRow(400, _INVALID, "context_length_exceeded"),
     InvalidBody: ErrorRow(400, _INVALID, "invalid_json"),
     BodyTooLarge: ErrorRow(413, _INVALID, "request_too_large"),

@@ -5,7 +5,7 @@ those with `max by (engine)`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from uuid import uuid4
 
@@ -105,6 +105,12 @@ class Metrics:
         """See `RequestRecorder`."""
         if self._adapter_names is not None:
             self._adapter_names.record(digest, name)
+
+    def record_decision(self, questions: Mapping[str, int], seconds: float) -> None:
+        """See `RequestRecorder`."""
+        self._decision_seconds.observe(seconds)
+        for kind, count in questions.items():
+            self._questions.labels(kind).inc(count)
 
     def record_compile_check(self, result: str, seconds: float) -> None:
         """Count one compile check of a grammar; see `CompileCheckRecorder`."""
@@ -220,6 +226,10 @@ class Metrics:
         self._compile_check_seconds = self._own_histogram(
             "loraplex_grammar_trial_seconds", "Wait for a compile check."
         )
+        self._questions = self._counter("loraplex_decision_questions", "Answered questions.", ("type",))
+        for kind in ("predicate", "choice", "score"):
+            self._questions.labels(kind)
+        self._decision_seconds = self._own_histogram("loraplex_decision_seconds", "Arrival to all answers.")
         self._dependency = self._gauge("loraplex_dependency_up", "1 while it responds.", ("dependency",))
         self._tasks = self._gauge("loraplex_asyncio_tasks", "Tasks of the gateway's event loop.")
         self._open_connections = self._gauge("loraplex_http_connections", "Open client connections.")

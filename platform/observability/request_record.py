@@ -21,7 +21,9 @@ from loraplex.platform.observability.request_stats import RequestStats
 UNMATCHED: Final = "none"
 OTHER_METHOD: Final = "other"
 METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
-GENERATING: Final = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"))
+GENERATING: Final = frozenset(
+    ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/decisions")
+)
 """The handlers of requests that the engine works for."""
 _RECORD: Final = "record"
 

@@ -33,6 +33,7 @@ from loraplex.platform.datastores.connections import (
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.evaluations.recording import RecordingWriter
 from loraplex.platform.evaluations.suite_check import SuiteChecks
+from loraplex.platform.inference.decisions.option_readers import OptionReaders
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -223,7 +224,8 @@ async def _open_dependencies(
     prompts = PromptRenderer(tokenizer)
     setup = AnalysisSetup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
     analysis = await stack.enter_async_context(open_request_analysis(pool, setup))
-    serialized = tokenizer.backend_tokenizer.to_str()
+    serialized, token_text = tokenizer.backend_tokenizer.to_str(), TokenText(tokenizer)
+    OptionReaders(prompts.continuation_ids, token_text).warn_of_unread()
     checks = open_compile_checks(pool, info, serialized, metrics, engines.wait_ready)
     compile_checks = await stack.enter_async_context(checks)
     served_name = resources.served_model_name
@@ -237,7 +239,7 @@ async def _open_dependencies(
         health=resources.health,
         poison_memory=engines.poison_memory,
         prompts=prompts,
-        token_text=TokenText(tokenizer),
+        token_text=token_text,
         recorder=metrics,
         request_analysis=analysis,
         compile_checks=compile_checks,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from random import random
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from fastapi import Depends
 from starlette.datastructures import Headers
@@ -26,6 +26,7 @@ from loraplex.platform.errors import (
     describe,
 )
 from loraplex.platform.inference.admission import RequestContext
+from loraplex.platform.inference.decisions.pipeline import DecisionPipeline
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.model_resolution import ResolvedModel
@@ -52,6 +53,7 @@ from loraplex.platform.web.transport.sse import ChunkEncoder, EventStream
 from loraplex.tenants.scopes import INFERENCE
 
 T = TypeVar("T")
+Work: TypeAlias = Callable[[RequestContext], Awaitable[Response]]
 BodyT = TypeVar("BodyT", bound=ModelRequest)
 # Statuses of errors that may be found before the request is admitted.
 UNADMITTED: Final = frozenset({400, 404, 408, 413, 415})
@@ -116,6 +118,7 @@ class InferencePlane:
         limits = dependencies.config
         self.dependencies = dependencies
         self.pipeline = InferencePipeline(dependencies)
+        self.decisions = DecisionPipeline(dependencies, self.pipeline)
         self.started = int(time.time())
         self.transactions = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
         self.tokenizing = TenantLimiter(
@@ -152,6 +155,12 @@ class InferencePlane:
 
     async def generate(self, request: Request, caller: Caller, dialect: Dialect[BodyT]) -> Response:
         """Generate what the request's body asks for."""
+        return await self.answer(request, caller, partial(self.begin, dialect, request), dialect.names)
+
+    async def answer(
+        self, request: Request, caller: Caller, work: Work, names: Mapping[str, str]
+    ) -> Response:
+        """Answer a request by `work`. `names`: as in `Dialect`."""
         note_authentication(request.scope)
         context = RequestContext(
             caller=caller,
@@ -160,7 +169,7 @@ class InferencePlane:
             confirm_caller=self._confirm,
             headers=response_headers_of(request.scope),
             record=request_record_of(request.scope),
-            names=dialect.names,
+            names=names,
         )
         health = self.dependencies.health
         try:
@@ -168,7 +177,7 @@ class InferencePlane:
                 raise ServerShuttingDown("the server is shutting down")
             context.deadline = deadline_of(request.headers)
             self.pipeline.repeat_refusal(context)
-            return await self._generate(request, context, dialect)
+            return await work(context)
         except Exception as error:
             row = describe(error).row
             if row.status in UNADMITTED:
@@ -178,10 +187,11 @@ class InferencePlane:
             if not context.is_recorded:
                 context.record.ledger_id = None
             if isinstance(error, InvalidParameter | GrammarRefused):
-                rename_parameter(error, dialect.names)
+                rename_parameter(error, names)
             raise
 
-    async def _generate(self, request: Request, context: RequestContext, dialect: Dialect[BodyT]) -> Response:
+    async def begin(self, dialect: Dialect[BodyT], request: Request, context: RequestContext) -> Response:
+        """Read a request's body, start its generation, and return its response: as a stream, or once it is whole."""
         of_dialect = self._dialect_context(request, context.caller)
         tenant_id, recordings = context.caller.tenant_id, self.dependencies.recordings
         is_recorded = dialect.recorded and random() * 100 < recordings.percents.get(tenant_id, 0)
@@ -201,8 +211,7 @@ class InferencePlane:
         with body_lease(request) as lease:
             values, context.unknown, response = await self.read_body(request, context.caller, read, lease)
             if values.prompt_cache_key:
-                derive = self.dependencies.derive_key
-                context.session = session_label(derive, tenant_id, values.prompt_cache_key)
+                self.name_session(context, values.prompt_cache_key)
             context.record.call = _call(dialect.operation, response.id, values)
             async with UnlessDisconnected(request.scope, request.receive):
                 generation = await self.pipeline.begin(context, values)
@@ -217,6 +226,10 @@ class InferencePlane:
                     return json_response(await _collect(response, generation), generation.headers())
         stall_s = self.dependencies.config.reader_stall_s
         return EventStream(generation, response.chunks(generation), generation.headers(), stall_s)
+
+    def name_session(self, context: RequestContext, key: str) -> None:
+        """Let the request belong to the session that its `prompt_cache_key` names."""
+        context.session = session_label(self.dependencies.derive_key, context.caller.tenant_id, key)
 
     async def count(
         self,
@@ -307,7 +320,8 @@ def generating(dialect: Dialect[BodyT]) -> Callable[[Request], Awaitable[Respons
 
     async def handle(request: Request) -> Response:
         plane = plane_of(request)
-        return await plane.generate(request, await plane.authorize(request, cached=True), dialect)
+        caller = await plane.authorize(request, cached=True)
+        return await plane.answer(request, caller, partial(plane.begin, dialect, request), dialect.names)
 
     return handle
 

@@ -8,7 +8,7 @@ from pydantic.json_schema import JsonSchemaMode
 
 from loraplex.platform.parameters.parameter_table import MODELS
 from loraplex.platform.web.inference_plane import generating
-from loraplex.platform.web.openai import chat_completions, completions, models, tokenize
+from loraplex.platform.web.openai import chat_completions, completions, decisions, models, tokenize
 from loraplex.platform.web.openai.response_models import ChatCompletionChunk
 from loraplex.platform.web.openai.responses import routes as responses
 from loraplex.platform.web.openai.responses.models import ResponseEvent
@@ -20,6 +20,7 @@ router = APIRouter(prefix=PREFIX, tags=["inference"])
 router.include_router(chat_completions.router)
 router.include_router(completions.router)
 router.include_router(responses.router)
+router.include_router(decisions.router)
 router.include_router(models.router)
 router.include_router(tokenize.router)
 

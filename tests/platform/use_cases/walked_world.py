@@ -244,7 +244,7 @@ def _dependencies(
     database: Database, admissions: QuotaAdmissionController, uploads: Uploads
 ) -> GatewayDependencies:
     """Return dependencies of an application that serves no inference."""
-    absent: Any = SimpleNamespace(special_tokens=frozenset())
+    absent: Any = SimpleNamespace(special_tokens=frozenset(), continuation_ids=None)
     unused: Callable[..., Awaitable[str]] = absent
     return GatewayDependencies(
         served_model_name="demo/base",

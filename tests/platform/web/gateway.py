@@ -4,7 +4,8 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -70,12 +71,16 @@ class Recorder:
 
     timings: list[RequestStats] = field(default_factory=list)
     adapters: list[tuple[str, str]] = field(default_factory=list)
+    questions: Counter[str] = field(default_factory=Counter)
 
     def record(self, stats: RequestStats) -> None:
         self.timings.append(stats)
 
     def record_adapter(self, digest: str, name: str) -> None:
         self.adapters.append((digest, name))
+
+    def record_decision(self, questions: Mapping[str, int], seconds: float) -> None:
+        self.questions.update(questions)
 
 
 @dataclass

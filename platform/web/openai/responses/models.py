@@ -42,7 +42,7 @@ class OutputItem(TypedDict):
 
 
 class ResponseUsage(TypedDict):
-    """Tokens of a response. The details: `cached_tokens`, and `reasoning_tokens`; written tokens of the cache are not counted."""
+    """Tokens of a response. The details: `cached_tokens` and `cache_write_tokens`, which a decision alone counts; `reasoning_tokens`."""
 
     input_tokens: int
     input_tokens_details: dict[str, int]
