@@ -6,7 +6,7 @@ of another tenant is 404.
 
 from fastapi import APIRouter
 
-from loraplex.platform.web.adapters import alias_routes, upload_routes, version_routes
+from loraplex.platform.web.adapters import alias_routes, calibration_routes, upload_routes, version_routes
 from loraplex.platform.web.adapters import routes as adapters
 from loraplex.platform.web.audit import routes as audit
 from loraplex.platform.web.evaluations import recording_routes
@@ -26,6 +26,7 @@ for room in (
     keys.router,
     adapters.router,
     version_routes.router,
+    calibration_routes.router,
     alias_routes.router,
     evaluations.router,
     recording_routes.router,

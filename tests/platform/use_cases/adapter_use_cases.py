@@ -9,7 +9,9 @@ from tests.platform.web.upload_server import declared
 from tests.tenants.registry_records import AliasWriter, RegistryWriter, digest
 
 from loraplex.adapters.uploads import use_cases as uploads
-from loraplex.tenants.administration import adapters, versions
+from loraplex.engine.fake_engine import DEFAULT_INFO
+from loraplex.platform.inference.decisions.wording import FORMAT
+from loraplex.tenants.administration import adapters, calibrations, versions
 from loraplex.tenants.registry import use_cases as aliases
 
 FILES: Final = {"files": declared({"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"})}
@@ -66,6 +68,16 @@ def _patch(world: World, version: int) -> Any:
     return world.tenant("PATCH", f"/adapters/voice/versions/{version}", body, if_match="1")
 
 
+def _calibrate(world: World, version: int) -> Any:
+    body = {
+        "format": FORMAT,
+        "system_fingerprint": DEFAULT_INFO.system_fingerprint,
+        "temperatures": {"choice": 2.5},
+        "report": {},
+    }
+    return world.tenant("PUT", f"/adapters/voice/versions/{version}/decision-calibration", body)
+
+
 def _profile(world: World, version: int) -> Any:
     options = ("--tool-style", "hermes", "--defaults", '{"temperature": 0.5}')
     return world.command("adapter", "profile", "voice", str(version), *options, *TENANT)
@@ -111,6 +123,13 @@ ALL: Final = (
         command=lambda world: _profile(world, 1),
         refused_http=lambda world: _patch(world, 3),
         refused_command=lambda world: _profile(world, 3),
+    ),
+    UseCase(
+        function=calibrations.calibrate,
+        entries=("version.calibrate",),
+        given=add_aliased,
+        http=lambda world: _calibrate(world, 3),
+        refused_http=lambda world: _calibrate(world, 9),
     ),
     UseCase(
         function=versions.deprecate,

@@ -35,10 +35,12 @@ from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
 from tests.tenants.people.people_world import add_person
 from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched, end
 
+from loraplex.platform.inference.decisions.wording import FORMAT
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.counters.counter_replies import Explanation
 from loraplex.tenants.database import Database
+from loraplex.tenants.models import DecisionCalibration
 from loraplex.tenants.registry.uploads import DeclaredFile, UploadRepository, UploadTerms
 from loraplex.tenants.scopes import TENANT_ADMIN
 
@@ -85,6 +87,18 @@ async def make_known(gateway: Gateway, database: Database, document: Mapping[str
         None, uuid4(), datetime.now(UTC), client_request_id=REQUEST_ID, phases={"prefill": [1, 2]}
     )
     settle(database.url, UsingTenant(asking, "asking", {}, {}), [finished])
+    async with database.as_operator() as session:
+        found = DecisionCalibration(
+            tenant_id=asking,
+            digest=DIGEST,
+            system_fingerprint=gateway.engine.info().system_fingerprint,
+            format=FORMAT,
+            read="labels",
+            temperatures={"choice": 1.5},
+            report={},
+            sha256=DIGEST,
+        )
+        session.add(found)
     with_ids = (
         (method.upper(), path)
         for path, item in document["paths"].items()

@@ -17,6 +17,8 @@ from tests.tenants.ledger.stored_usage import Used, UsingTenant, settle
 from tests.tenants.people.people_world import add_person
 from tests.tenants.webhooks.webhooks import add_event, add_webhook, dispatched
 
+from loraplex.engine.fake_engine import DEFAULT_INFO
+from loraplex.platform.inference.decisions.wording import FORMAT
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.counters.counter_replies import Explanation
 from loraplex.tenants.database import Database
@@ -59,6 +61,12 @@ class Case:
 
 IF_MATCH = {"if-match": '"1"'}
 OF_NO_TENANT = {"POST /operator/v1/engines/{number}/drain", "DELETE /operator/v1/suites/{name}"}
+CALIBRATION = {
+    "format": FORMAT,
+    "system_fingerprint": DEFAULT_INFO.system_fingerprint,
+    "temperatures": {"choice": 2.0},
+    "report": {},
+}
 # What ends an object comes last, so that every case finds its own.
 CASES: Mapping[str, Case] = {
     "GET /v1/models/{name:path}": Case(),
@@ -83,6 +91,8 @@ CASES: Mapping[str, Case] = {
     "GET /tenant/v1/suites/{name}/content": Case(),
     "DELETE /tenant/v1/suites/{name}": Case(),
     "PUT /tenant/v1/adapters/{name}/aliases/{alias}": Case({"version": 1}, IF_MATCH),
+    "PUT /tenant/v1/adapters/{name}/versions/{version}/decision-calibration": Case(CALIBRATION),
+    "GET /tenant/v1/adapters/{name}/versions/{version}/decision-calibration": Case(),
     "POST /tenant/v1/adapters/{name}/versions/{version}/deprecate": Case(),
     "POST /tenant/v1/adapters/{name}/versions/{version}/restore": Case(),
     "POST /tenant/v1/adapters/{name}/aliases/{alias}/rollback": Case(),
