@@ -12,7 +12,7 @@ import httpx
 import typer
 
 from loraplex.platform.cli.command_context import DataDir, exit_codes
-from loraplex.platform.cli.remote_server import client_options, problem_of, read_key, server_url
+from loraplex.platform.cli.remote_server import client_options, problem_of, read_key, send, server_url
 from loraplex.platform.config import load_settings
 from loraplex.platform.demo.demo_file import DEMO_FILE, read_demo_file
 from loraplex.platform.startup_errors import RequestFailed, SettingsError
@@ -96,13 +96,8 @@ def _printable(text: str) -> str:
 
 def _base_model(server: httpx.Client) -> str:
     """Raises `RequestFailed`."""
-    try:
-        response = server.get("models")
-    except httpx.HTTPError as error:
-        raise RequestFailed(f"{server.base_url}: {error or type(error).__name__}") from error
-    if not response.is_success:
-        raise RequestFailed(problem_of(response))
-    return next(str(each["id"]) for each in response.json()["data"] if each["parent"] is None)
+    models = send(server, "GET", "models").json()["data"]
+    return next(str(each["id"]) for each in models if each["parent"] is None)
 
 
 def _demo_key(data_dir: Path, adapter: str | None) -> str:

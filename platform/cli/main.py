@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "key": ("key:app", "Create, list, rotate and revoke API keys."),
     "adapter": ("adapter:app", "Push, list, alias, roll back and delete adapters."),
     "eval": ("eval:app", "Evaluate adapters and models by suites of cases."),
+    "decision": ("decision:app", "Calibrate the probabilities of an adapter's decisions."),
     "rate-card": ("billing.rate_card:app", "Create, list and preview prices."),
     "credit": ("billing.credit:app", "Grant and list credits."),
     "invoice": ("billing.invoice:app", "Preview, finalize, list, pay, void, export and verify invoices."),

@@ -68,6 +68,17 @@ def _is_this_machine(host: str) -> bool:
         return host == "localhost"
 
 
+def send(server: httpx.Client, method: str, path: str, body: object = None) -> httpx.Response:
+    """Return a successful response. Raises `RequestFailed`."""
+    try:
+        response = server.request(method, path, json=body)
+    except httpx.HTTPError as error:
+        raise RequestFailed(f"{server.base_url}: {error or type(error).__name__}") from error
+    if not response.is_success:
+        raise RequestFailed(problem_of(response))
+    return response
+
+
 def problem_of(response: httpx.Response) -> str:
     """The message of an error response."""
     try:
