@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
+from loraplex.platform.inference.decisions.wording import FORMAT
 from loraplex.platform.web.adapters import adapter_queries as detail
 from loraplex.platform.web.adapters import queries as listing
 from loraplex.platform.web.adapters.adapter_queries import AdapterDetail, VersionDetail, config_diff
@@ -19,11 +20,11 @@ from loraplex.platform.web.console.form_routes import FormSubmission, VersionNum
 from loraplex.platform.web.console.forms import FormInvalid
 from loraplex.platform.web.console.page import AFTER, PageRequest, opens
 from loraplex.tenants.administration import adapters
-from loraplex.tenants.errors import AdapterNotFound, VersionNotFound
+from loraplex.tenants.errors import AdapterNotFound, CalibrationNotFound, VersionNotFound
 from loraplex.tenants.evaluations import queries as evaluations
 from loraplex.tenants.pages import Part
 from loraplex.tenants.registry import queries
-from loraplex.tenants.registry.records import VersionDocument
+from loraplex.tenants.registry.records import CalibrationDocument, VersionDocument
 from loraplex.tenants.scopes import ADAPTERS_READ, ADAPTERS_WRITE
 
 Reader = Annotated[PageRequest, opens(ADAPTERS_READ)]
@@ -105,6 +106,7 @@ async def show_adapter(
             shown = await detail.adapter(session, page.tenant_id, name, found_in, before)
             chosen, compared = await _chosen(session, page.tenant_id, shown, version, compare)
             number = None if chosen is None else chosen.record.version
+            calibration = await _calibration(page, session, chosen)
             evaluated = await evaluations.evaluations(session, page.tenant_id, name, number, SOME_EVALUATIONS)
     except (AdapterNotFound, VersionNotFound) as error:
         near = get_close_matches(name, await page.query(queries.names, page.tenant_id), 1)
@@ -118,6 +120,7 @@ async def show_adapter(
         refused_by=refused_by(found_in, chosen),
         compared=compared,
         evaluations=evaluated,
+        calibration=calibration,
         diff=[] if chosen is None or compared is None else config_diff(compared.config, chosen.record.config),
         can_write=ADAPTERS_WRITE in page.session.scopes,
     )
@@ -136,6 +139,20 @@ async def _chosen(
     if older is None or chosen.record.config is None:
         return chosen, None
     return chosen, await queries.version(session, tenant_id, name, older)
+
+
+async def _calibration(
+    page: PageRequest, session: AsyncSession, chosen: VersionDetail | None
+) -> CalibrationDocument | None:
+    """Return the calibration of a version's decisions under the base model that is served."""
+    served = page.dependencies.engine.info().system_fingerprint
+    if chosen is None or served is None:
+        return None
+    record = chosen.record
+    try:
+        return await queries.calibration(session, page.tenant_id, record.name, record.version, served, FORMAT)
+    except CalibrationNotFound:
+        return None
 
 
 @router.get(f"{ONE}/versions/{{version}}/report")

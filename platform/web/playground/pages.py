@@ -62,6 +62,13 @@ async def playground(page: Reader, model: str = "", against: str = "") -> Respon
     )
 
 
+@router.get("/console/playground/decision")
+async def decision(page: Reader, model: str = "") -> Response:
+    """The form of a decision, which its script sends to the API."""
+    models = await page.query(find_models, page.tenant_id, page.dependencies.served_model_name)
+    return page.show("playground/decision.html", models=models, currency=models[0].currency, model=model)
+
+
 @router.post("/console/playground/schema")
 async def check_schema(submission: Submission) -> Response:
     """Say what would become of a schema as the form of an answer."""

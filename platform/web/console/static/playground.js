@@ -10,13 +10,13 @@
  * @typedef {UserTurn | AnswersTurn | ResultsTurn} Turn
  */
 import { draw, isWhole, newCard } from "./playground/answers.js";
-import { asCurl, asPython } from "./playground/code.js";
-import { byId, isChecked, made } from "./playground/elements.js";
+import { showCode } from "./playground/code.js";
+import { byId, draftOf, isChecked, keepDraft, made } from "./playground/elements.js";
 import { addTool, checkFields, markField, requestFields, setUsed, settingChanged, settingEdited, showFormat, showTools } from "./playground/settings.js";
 import { ask, newAnswer, SessionToken } from "./playground/stream.js";
 
 const root = byId("playground");
-const { token: tokenPath = "", csrf = "", base = "", session = "" } = root.dataset;
+const { token: tokenPath = "", csrf = "", session = "" } = root.dataset;
 const DRAFT = `playground:${session}`;
 const token = new SessionToken(tokenPath, csrf);
 
@@ -280,12 +280,7 @@ function save() {
   // An answer that is still being written is not kept.
   const whole = state.running ? state.turns.slice(0, -1) : state.turns;
   const values = Object.fromEntries(drafted().map((field) => [field.id, isToggle(field) ? field.checked : field.value]));
-  try {
-    sessionStorage.setItem(DRAFT, JSON.stringify({ values, turns: whole }));
-  } catch {
-    // The storage is full: a draft that is too long is not kept.
-    sessionStorage.removeItem(DRAFT);
-  }
+  keepDraft(DRAFT, { values, turns: whole });
 }
 
 /** @param {HTMLInputElement} field */
@@ -294,11 +289,7 @@ function isToggle(field) {
 }
 
 function restore() {
-  // Drafts of earlier sessions in this tab may be another person's.
-  for (const name of Object.keys(sessionStorage)) {
-    if (name.startsWith("playground:") && name !== DRAFT) sessionStorage.removeItem(name);
-  }
-  const kept = JSON.parse(sessionStorage.getItem(DRAFT) ?? '{"values": {}, "turns": []}');
+  const kept = draftOf(DRAFT) ?? { values: {}, turns: [] };
   // The tools come before the choice among them, in the page and so in this order.
   for (const field of drafted()) {
     const value = kept.values[field.id];
@@ -315,20 +306,13 @@ function restore() {
 
 /* Events */
 
-function showCode() {
-  const request = state.last ?? body(0);
-  byId("as-curl").textContent = asCurl(base, request);
-  byId("as-python").textContent = asPython(base, request);
-  /** @type {HTMLDialogElement} */ (byId("as-code")).showModal();
-}
-
 byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   send();
 });
 byId("clear").addEventListener("click", clear);
 byId("stop").addEventListener("click", () => state.running?.abort());
-byId("show-code").addEventListener("click", () => checkFields() && showCode());
+byId("show-code").addEventListener("click", () => checkFields() && showCode("chat/completions", state.last ?? body(0)));
 byId("add-argument").addEventListener("click", () => byId("tool-arguments").append(made("t-argument")));
 byId("add-tool").addEventListener("click", () => {
   addTool();

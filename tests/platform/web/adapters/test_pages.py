@@ -8,11 +8,13 @@ import msgspec
 import pytest
 from tests.platform.web.browser import Browser, Console, Page, SignedIn
 from tests.platform.web.gateway import namespace_of
-from tests.tenants.registry_records import AliasWriter, RegistryWriter, digest
+from tests.tenants.registry_records import AliasWriter, RegistryWriter, digest, unit
 
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.messages import EngineStats
+from loraplex.platform.inference.decisions.wording import FORMAT
 from loraplex.platform.web.console.cookies import TOAST_COOKIE, Toast, Undo
+from loraplex.tenants.administration.calibrations import calibrate
 from loraplex.tenants.audit_queries import audit_entries
 
 HOSTILE = "<script>alert(1)</script>{{ 7 * 7 }}\"'"
@@ -50,6 +52,22 @@ async def add(
             )
         for alias, targets in moves.items():
             await AliasWriter(session, tenant_id).set(name, alias, targets)
+
+
+async def add_calibration(console: Console, tenant_id: UUID | None, version: int) -> str:
+    """The SHA-256 of a calibration of `pirate`'s version, whose scores were not measured."""
+    assert tenant_id is not None
+    before, after = ({"accuracy": 0.8, "brier": 0.3, "ece": ece} for ece in (0.2, 0.05))
+    measured = {"examples": 120, "before": before, "after": after}
+    async with console.database.as_tenant(tenant_id) as session:
+        written = await calibrate(
+            *(unit(session, tenant_id), tenant_id, "pirate", version),
+            system_fingerprint=console.engine.info().system_fingerprint or "",
+            format=FORMAT,
+            temperatures={"score": 0.9, "choice": 2.5, "predicate": 1.75},
+            report=dict.fromkeys(("choice", "predicate"), measured),
+        )
+        return written.sha256
 
 
 async def targets(console: Console, browser: Browser, alias: str = "production") -> dict[int, int]:
@@ -193,6 +211,23 @@ async def test_an_adapter_is_created_and_then_uploaded_to(console: Console, sign
     taken = await browser.submit(action, action, {"name": "support"})
     assert taken.status_code == 422 and "exists already" in taken.text
     assert await actions(console) == ["adapter.create"]
+
+
+async def test_the_calibration_of_a_version_is_shown(console: Console, signed_in: SignedIn) -> None:
+    browser = await signed_in()
+    await add(console, browser.session.tenant_id, "ready", "ready")
+    sha256 = await add_calibration(console, browser.session.tenant_id, 1)
+    page = await browser.page(f"{PIRATE}?version=1")
+    assert page.texts("#calibration tbody th") == ["predicate", "choice", "score"]
+    measured = ["120", "0.800 → 0.800", "0.300 → 0.300", "0.200 → 0.050"]
+    assert page.texts("#calibration td") == ["1.750", *measured, "2.500", *measured, "0.900", *"––––"]
+    assert f"x-loraplex-decision-calibration is {sha256[:16]}" in page.texts("#calibration .help")[0]
+    ask = page.find("#calibration a.btn").attributes["href"]
+    assert ask == "/console/playground/decision?model=pirate%401"
+    other = await browser.page(f"{PIRATE}?version=2")
+    assert sha256[:16] not in other.text and "Not calibrated" in other.find("#calibration").text()
+    command = other.find("#calibration button.copy").attributes["data-copy"] or ""
+    assert command.startswith("loraplex decision calibrate --adapter pirate@2 ")
 
 
 async def test_a_split_is_moved_by_its_range(console: Console, signed_in: SignedIn) -> None:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 from playwright.async_api import Page, Route
-from tests.platform.web.adapters.test_pages import add, targets
+from tests.platform.web.adapters.test_pages import add, add_calibration, targets
 from tests.platform.web.browser import Browser, Console, SignedIn
 from tests.platform.web.console.chromium import accessible, accessible_in_all_looks, watched_page
 from tests.platform.web.keys.test_pages import make
@@ -113,6 +113,7 @@ async def test_an_upload_survives_a_reload_and_goes_into_production(
 SHOWN = (
     *("/console/keys", "/console/keys/new", "/console/keys/{key}", "/console/keys/{key}/edit"),
     *("/console/keys/{key}/rotate", "/console/adapters", "/console/adapters/new", "/console/adapters/pirate"),
+    "/console/adapters/pirate?version=2",
     *("/console/adapters/pirate/aliases/production/move", "/console/adapters/pirate/delete"),
 )
 
@@ -121,6 +122,7 @@ async def test_pages_are_accessible_and_fit_narrow_and_wide(
     console: Console, person: Browser, page: Page
 ) -> None:
     await add(console, person.session.tenant_id, "ready", "ready", "rejected", production={1: 90, 2: 10})
+    await add_calibration(console, person.session.tenant_id, 2)
     key = await make(console, person)
     for path in SHOWN:
         await page.goto(path.format(key=key))

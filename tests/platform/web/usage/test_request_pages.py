@@ -73,6 +73,17 @@ async def test_a_session_and_reasoning_are_shown_where_there_are_any(
     assert "of these, reasoning" not in page.texts("thead th")
 
 
+async def test_a_decision_has_no_first_token(console: Console, database: Database) -> None:
+    seen = observed_tenant(database.url)
+    key = next(iter(seen.tenant.keys.values()))
+    version = seen.tenant.version("USD", 1)
+    read = Used(None, key, seen.now, completion=0, duration_ms=229, price_version_id=version)
+    (settled,) = settle(database.url, seen.tenant, [read])
+    page = await (await console.signed_in("viewer", seen.tenant.name)).page(f"/console/requests/{settled}")
+    assert page.texts(".stat dt") == ["Took", "Tokens", "Amount"]
+    assert page.texts(".stat .value")[:2] == ["229 ms", "14 in 0 out"]
+
+
 async def test_a_page_is_followed_by_older_requests(
     console: Console, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,7 @@ function callLine(call, isRunning) {
 }
 
 /** @param {Answer} answer */
-function failureNote(answer) {
+export function failureNote(answer) {
   const { status, code, message, retryAfterS } = /** @type {NonNullable<Answer["failure"]>} */ (answer.failure);
   const head = [status, code].filter(Boolean).join(" ");
   const when = retryAfterS === null ? "" : ` Again in ${retryAfterS} s, at ${new Date(Date.now() + retryAfterS * 1000).toISOString().slice(11, 19)} UTC.`;
@@ -89,36 +89,39 @@ function drawFigures(card, answer, isRunning) {
     ["rate", tokensPerS === null ? null : tokensPerS.toFixed(1)],
   ];
   for (const [name, text] of figures) slot(card, name).textContent = text ?? "–";
-  drawCost(slot(card, "cost"), answer);
-  drawIdentity(card, answer, isRunning);
+  drawCost(slot(card, "cost"), answer, [answer.model]);
+  if (!isRunning) drawIdentity(card, answer);
 }
 
 /** What has a price: an adapter under all its aliases and versions, or the base model. @param {string} model */
 const adapterOf = (model) => model.split(/[:@]/)[0];
 
-/** @param {HTMLElement} cell @param {Answer} answer */
-function drawCost(cell, { usage, model }) {
-  const option = [.../** @type {NodeListOf<HTMLOptionElement>} */ (document.querySelectorAll("#models option"))].find((each) => adapterOf(each.value) === adapterOf(model));
-  const { prompt, cached, completion, reasoning } = option?.dataset ?? {};
-  const isPriced = usage && prompt !== undefined;
+/** Show what an answer cost; nothing where its models have no price, or several. @param {HTMLElement} cell @param {Answer} answer @param {string[]} models */
+export function drawCost(cell, { usage }, models) {
+  const options = [.../** @type {NodeListOf<HTMLOptionElement>} */ (document.querySelectorAll("#models option"))];
+  const prices = models.map((model) => ({ ...options.find((each) => adapterOf(each.value) === adapterOf(model))?.dataset }));
+  const { prompt = "", cached = "", completion = "", reasoning = "" } = prices[0];
+  const isPriced = usage && prompt && prices.every((each) => each.prompt === prompt && each.cached === cached);
   const amount = isPriced ? amountPico(usage, { prompt, cached, completion, reasoning }) : null;
   cell.textContent = amount === null ? "–" : money(amount, byId("playground").dataset.currency ?? "");
   cell.title = amount === null ? "" : exactMoney(amount, byId("playground").dataset.currency ?? "");
 }
 
-/** @param {HTMLElement} card @param {Answer} answer @param {boolean} isRunning */
-function drawIdentity(card, answer, isRunning) {
+/** @param {HTMLElement} card @param {Answer} answer */
+export function drawIdentity(card, answer) {
   const list = slot(card, "identity");
-  if (isRunning || !answer.requestId || list.childElementCount) return;
+  if (!answer.requestId || list.childElementCount) return;
   const request = made("t-request", { id: `${answer.requestId.slice(0, 8)}…` });
   const link = /** @type {HTMLAnchorElement} */ (request.querySelector("a"));
   link.href = `${link.dataset.path}/${encodeURIComponent(answer.requestId)}`;
   copies(request, answer.requestId);
   list.append(request);
-  if (!answer.digest) return;
-  const weights = made("t-digest", { adapter: answer.adapter ?? "", digest: `${answer.digest.slice(0, 12)}…` });
-  copies(weights, answer.digest);
-  list.append(weights);
+  const adapters = answer.adapter?.split(", ") ?? [];
+  for (const [index, digest] of answer.digest?.split(", ").entries() ?? []) {
+    const weights = made("t-digest", { adapter: adapters[index], digest: `${digest.slice(0, 12)}…` });
+    copies(weights, digest);
+    list.append(weights);
+  }
 }
 
 /** @param {HTMLElement} element @param {string} text */
@@ -127,7 +130,7 @@ function copies(element, text) {
 }
 
 /** @param {number} ms */
-function duration(ms) {
+export function duration(ms) {
   if (ms < 99.95) return `${ms.toFixed(1)}\u00a0ms`;
   return ms < 999.5 ? `${ms.toFixed(0)}\u00a0ms` : `${(ms / 1000).toFixed(2)}\u00a0s`;
 }

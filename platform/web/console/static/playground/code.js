@@ -1,19 +1,28 @@
 /**
  * A request of the playground as a program: curl and Python. The key is the variable `KEY`, never its value.
  */
+import { byId } from "./elements.js";
 
 const INDENT = "    ";
 
 /** Parameters that the official Python client knows; it takes others in `extra_body`. */
 const KNOWN = new Set([
   ...["model", "messages", "temperature", "top_p", "max_tokens", "seed", "stop", "presence_penalty", "frequency_penalty"],
-  ...["tools", "tool_choice", "parallel_tool_calls", "response_format", "stream", "stream_options"],
+  ...["input", "questions", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stream", "stream_options"],
 ]);
 
-/** The body is quoted as a here-document, in which a shell replaces nothing. @param {string} baseUrl @param {any} body */
-export function asCurl(baseUrl, body) {
+/** Show a request in the dialog of the page. @param {string} path @param {any} body */
+export function showCode(path, body) {
+  const base = byId("playground").dataset.base ?? "";
+  byId("as-curl").textContent = asCurl(base, path, body);
+  byId("as-python").textContent = asPython(base, path, body);
+  /** @type {HTMLDialogElement} */ (byId("as-code")).showModal();
+}
+
+/** The body is quoted as a here-document, in which a shell replaces nothing. @param {string} baseUrl @param {string} path @param {any} body */
+function asCurl(baseUrl, path, body) {
   return [
-    `curl -sS ${body.stream ? "-N " : ""}${baseUrl}/chat/completions \\`,
+    `curl -sS ${body.stream ? "-N " : ""}${baseUrl}/${path} \\`,
     '  -H "Authorization: Bearer $KEY" \\',
     "  -H 'Content-Type: application/json' \\",
     "  -d @- <<'JSON'",
@@ -22,8 +31,8 @@ export function asCurl(baseUrl, body) {
   ].join("\n");
 }
 
-/** @param {string} baseUrl @param {any} body */
-export function asPython(baseUrl, body) {
+/** @param {string} baseUrl @param {string} path @param {any} body */
+function asPython(baseUrl, path, body) {
   const entries = Object.entries(body);
   const further = Object.fromEntries(entries.filter(([name]) => !KNOWN.has(name)));
   const named = entries.filter(([name]) => KNOWN.has(name));
@@ -34,10 +43,10 @@ export function asPython(baseUrl, body) {
     "from openai import OpenAI  # pip install openai",
     "",
     `client = OpenAI(base_url=${literal(baseUrl)}, api_key=os.environ["KEY"])`,
-    "answer = client.chat.completions.create(",
+    `answer = client.${path.replace("/", ".")}.create(`,
     ...named.map(([name, value]) => `${INDENT}${name}=${literal(value, INDENT)},`),
     ")",
-    ...(body.stream ? printedStream() : ["print(answer.choices[0].message)"]),
+    ...(body.stream ? printedStream() : [`print(answer.${body.questions ? "answers" : "choices[0].message"})`]),
   ].join("\n");
 }
 

@@ -32,6 +32,24 @@ export function setError(field, message) {
   else field.removeAttribute("aria-invalid");
 }
 
+/** Return the draft of this session in this tab. Those of earlier sessions may be another person's, and go. @param {string} name @returns {any} */
+export function draftOf(name) {
+  for (const each of Object.keys(sessionStorage)) {
+    if (each.startsWith("playground:") && each.split(":")[1] !== name.split(":")[1]) sessionStorage.removeItem(each);
+  }
+  return JSON.parse(sessionStorage.getItem(name) ?? "null");
+}
+
+/** @param {string} name @param {any} draft */
+export function keepDraft(name, draft) {
+  try {
+    sessionStorage.setItem(name, JSON.stringify(draft));
+  } catch {
+    // The storage is full: a draft that is too long is not kept.
+    sessionStorage.removeItem(name);
+  }
+}
+
 /** @param {string} text @returns {{ok: true, value: any} | {ok: false, reason: string}} */
 export function parsed(text) {
   try {

@@ -21,6 +21,8 @@
  * @property {string | null} enforcement `full` or `validated`, where a schema applies
  * @property {number | null} firstTokenMs
  * @property {number | null} tokensPerS
+ *
+ * @typedef {{answers: any[], tookMs: number, headers: Headers}} Decision
  */
 
 /** A token that ends within so many seconds is replaced before it is used. */
@@ -108,34 +110,62 @@ export function newAnswer(body) {
  * @param {SessionToken} token @param {any} body @param {Answer} answer @param {AbortSignal} signal @param {() => void} changed
  */
 export async function ask(token, body, answer, signal, changed) {
-  try {
-    await token.get();
-    const clock = new Clock(answer);
-    const response = await send(token, body, signal);
-    readHeaders(answer, response);
+  await fill(token, "chat/completions", body, answer, signal, async (response, clock) => {
     if (body.stream) await readStream(answer, response, clock, changed);
     else readWhole(answer, await response.json());
     clock.end();
+  });
+  changed();
+}
+
+/**
+ * Send the questions of a decision and fill in what it cost; return what was decided, or null for one that failed.
+ *
+ * @param {SessionToken} token @param {any} body @param {Answer} answer @param {AbortSignal} signal @returns {Promise<Decision | null>}
+ */
+export async function decide(token, body, answer, signal) {
+  /** @type {Decision | null} */
+  let decision = null;
+  await fill(token, "decisions", body, answer, signal, async (response, clock) => {
+    const { answers, usage } = await response.json();
+    answer.usage = usageOf(usage);
+    decision = { answers, tookMs: performance.now() - clock.begun, headers: response.headers };
+  });
+  return decision;
+}
+
+/**
+ * Send a request and have its response read; failures become part of its answer.
+ *
+ * @param {SessionToken} token @param {string} path @param {any} body @param {Answer} answer @param {AbortSignal} signal
+ * @param {(response: Response, clock: Clock) => Promise<void>} read
+ */
+async function fill(token, path, body, answer, signal, read) {
+  try {
+    await token.get();
+    const clock = new Clock(answer);
+    const response = await send(token, path, body, signal);
+    readHeaders(answer, response);
+    await read(response, clock);
   } catch (error) {
     if (signal.aborted) answer.stopped = true;
     else answer.failure = error instanceof Refused ? error.failure : unreached();
     if (error instanceof Refused) readHeaders(answer, error.response);
   }
-  changed();
 }
 
-/** @param {SessionToken} token @param {any} body @param {AbortSignal} signal */
-async function send(token, body, signal) {
-  const response = await post(await token.get(), body, signal);
+/** @param {SessionToken} token @param {string} path @param {any} body @param {AbortSignal} signal */
+async function send(token, path, body, signal) {
+  const response = await post(await token.get(), path, body, signal);
   if (response.status !== UNAUTHORIZED) return accepted(response);
   // The token was revoked, or the clock stood still while the machine slept.
   token.forget();
-  return accepted(await post(await token.get(), body, signal));
+  return accepted(await post(await token.get(), path, body, signal));
 }
 
-/** @param {string} key @param {any} body @param {AbortSignal} signal */
-function post(key, body, signal) {
-  return fetch("/v1/chat/completions", {
+/** @param {string} key @param {string} path @param {any} body @param {AbortSignal} signal */
+function post(key, path, body, signal) {
+  return fetch(`/v1/${path}`, {
     method: "POST",
     headers: { authorization: `Bearer ${key}`, "content-type": "application/json" },
     body: JSON.stringify(body),
@@ -221,9 +251,9 @@ function readWhole(answer, whole) {
 /** @param {any} usage @returns {Usage} */
 function usageOf(usage) {
   return {
-    prompt: usage.prompt_tokens,
-    cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
-    completion: usage.completion_tokens,
+    prompt: usage.prompt_tokens ?? usage.input_tokens,
+    cached: (usage.prompt_tokens_details ?? usage.input_tokens_details)?.cached_tokens ?? 0,
+    completion: usage.completion_tokens ?? usage.output_tokens,
     reasoning: usage.completion_tokens_details?.reasoning_tokens ?? 0,
   };
 }
