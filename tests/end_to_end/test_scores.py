@@ -36,6 +36,12 @@ class Model:
         logits: torch.Tensor = self._model(torch.tensor([tokens])).logits[0]
         return logits.float().log_softmax(-1)
 
+    @torch.inference_mode()
+    def next_logprobs(self, tokens: list[int]) -> torch.Tensor:
+        """[vocab]: of what follows all of them."""
+        logits: torch.Tensor = self._model(torch.tensor([tokens]), logits_to_keep=1).logits[0, -1]
+        return logits.float().log_softmax(-1)
+
 
 @pytest.fixture(scope="module", params=["base", "adapter"])
 def served(request: pytest.FixtureRequest, demo: LiveServer, demo_model: Path) -> tuple[Any, str, Model]:

@@ -13,5 +13,7 @@ THINKS = "{% if enable_thinking is defined and not enable_thinking %}<think></th
 
 @pytest.fixture(scope="session")
 def chat_tokenizer() -> Any:
-    """Its template reads a variable, as those of models that think do."""
-    return build_tokenizer(CHATML + THINKS)
+    """Its template reads a variable, as those of models that think do; it has the words that answer decisions."""
+    tokenizer = build_tokenizer(CHATML + THINKS)
+    tokenizer.add_tokens(["Yes", "No"])
+    return tokenizer

@@ -98,6 +98,8 @@ class Handler(BaseHTTPRequestHandler):
         if path.endswith(("/input_tokens", "/count_tokens")):
             kind = {} if path.endswith("/count_tokens") else {"object": "response.input_tokens"}
             self._reply({**kind, "input_tokens": 20})
+        elif path.endswith("/decisions"):
+            self._reply(_decision(body))
         elif path.endswith("/chat/completions"):
             answer = self._answer(body)
             self._stream(_chunks(body, answer)) if streams else self._reply(_chat(answer))
@@ -188,6 +190,30 @@ def _chat(answer: Answer) -> dict[str, Any]:
         "choices": [choice],
         "usage": USAGE,
     }
+
+
+def _decision(body: dict[str, Any]) -> dict[str, Any]:
+    """The first of all options, for certain."""
+    answers: list[dict[str, Any]] = []
+    for each in body["questions"]:
+        answer: dict[str, Any] = {"type": each["type"], "name": each.get("name")}
+        if each["type"] == "predicate":
+            answers.append(answer | {"probability": 1.0})
+            continue
+        options = each.get("choices") or [
+            {"value": value, "label": level["label"]} for value, level in enumerate(each["levels"])
+        ]
+        shown = [
+            {name: option[name] for name in ("value", "label") if name in option}
+            | {"probability": float(not number)}
+            for number, option in enumerate(options)
+        ]
+        top = {"choice": shown[0]["value"]} if each["type"] == "choice" else {"score": 0.0}
+        answers.append(answer | top | {"confidence": 1.0, "probabilities": shown})
+    usage: dict[str, Any] = {"input_tokens": 20, "output_tokens": 0, "total_tokens": 20}
+    usage |= {"input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}}
+    usage |= {"output_tokens_details": {"reasoning_tokens": 0}}
+    return {"answers": answers, "model": MODEL, "usage": usage}
 
 
 def _logprobs(answer: Answer) -> Any:

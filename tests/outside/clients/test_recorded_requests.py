@@ -12,6 +12,7 @@ import httpx
 from anthropic.types import Message, MessageTokensCount, ModelInfo
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.decision import Decision
 from openai.types.responses import Response
 from openai.types.responses.input_token_count_response import InputTokenCountResponse
 from pydantic import ValidationError
@@ -31,6 +32,7 @@ from tests.outside.clients.scripted_engine import DIALECTS, INFO, script_of
 from loraplex.engine.fake_engine import FakeScript
 
 HERE = Path(__file__).parent
+DECISIONS = "/v1/decisions"
 FILES = sorted((*HERE.glob("recorded/*.json"), *HERE.glob("variants/*.json")))
 # Read whole in each dialect: the endpoints that answer without a model.
 COUNTS: dict[str, Any] = {
@@ -107,6 +109,9 @@ def check(request: dict[str, Any], response: httpx.Response, answer: Answer) -> 
         Model.model_validate(response.json())
     elif path in COUNTS:
         assert COUNTS[path].model_validate(response.json()).input_tokens
+    elif path == DECISIONS:
+        decision = Decision.model_validate_json(response.text, strict=True)
+        assert [each.name for each in decision.answers] == [each["name"] for each in body["questions"]]
     elif path == RESPONSES:
         check_response(response_in(response.text) if body.get("stream") else response.text, answer)
     elif path == MESSAGES:
