@@ -22,6 +22,7 @@ COMMANDS = (
     engine.steps,
     serving.peft,
     serving.scoring,
+    serving.decisions,
     serving.noisy_neighbours,
     serving.fair_share,
     serving.attacks,

@@ -108,11 +108,7 @@ async def _round(
         StreamRecord(CompletionRequest(BASE_MODEL, prompt, shape.output_len, api_key))
         for prompt in draw_prompts(pool, shape.rows, shape.input_len, 2 * seed)
     ]
-    running = [asyncio.create_task(stream_completion(base_url, row.request, row)) for row in rows]
-    while any(len(row.chunks) < shape.lead for row in rows):
-        if any(task.done() for task in running):
-            raise BenchFailed(f"a row ended before the load came: {rows[0].error or 'too short'}")
-        await asyncio.sleep(0.002)
+    running = await start_rows(base_url, rows, shape.lead)
     prompts = iter(draw_prompts(pool, shape.prompts, shape.prompt_len, 2 * seed + 1))
     answers: list[StreamRecord] = []
 
@@ -125,12 +121,23 @@ async def _round(
     await asyncio.gather(*running)
     if any(answer.status != 200 for answer in answers):
         raise BenchFailed(f"a prompt failed: {next(a.status for a in answers if a.status != 200)}")
-    return gaps_beside(rows, answers)
+    return gaps_beside(rows, min(each.sent_at for each in answers), max(each.ended_at for each in answers))
 
 
-def gaps_beside(rows: Sequence[StreamRecord], load: Sequence[StreamRecord]) -> BesideLoad:
-    """Return the gaps of the rows within the time of the load. Raises `BenchFailed` if a row ended before it."""
-    began, ended = min(each.sent_at for each in load), max(each.ended_at for each in load)
+async def start_rows(
+    base_url: str, rows: Sequence[StreamRecord], lead: int
+) -> list["asyncio.Task[StreamRecord]"]:
+    """Start rows, and wait until each has `lead` pieces of text. Raises `BenchFailed` if one ends before."""
+    running = [asyncio.create_task(stream_completion(base_url, row.request, row)) for row in rows]
+    while any(len(row.chunks) < lead for row in rows):
+        if any(task.done() for task in running):
+            raise BenchFailed(f"a row ended before the load came: {rows[0].error or 'too short'}")
+        await asyncio.sleep(0.002)
+    return running
+
+
+def gaps_beside(rows: Sequence[StreamRecord], began: float, ended: float) -> BesideLoad:
+    """Return the gaps of the rows while a load ran. Raises `BenchFailed` if a row ended before it."""
     gaps: list[float] = []
     for row in rows:
         found = decode(row)

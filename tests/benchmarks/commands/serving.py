@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 from tests.benchmarks.attackers.registry import ATTACKERS
 from tests.benchmarks.attacks import AttackShape, measure_attacks
+from tests.benchmarks.decisions import DecisionsShape, measure_decisions
 from tests.benchmarks.fair_share import MIN_ADAPTERS, FairShareShape, measure_fair_share
 from tests.benchmarks.noisy_neighbours import NoisyNeighboursShape, measure_noisy_neighbours
 from tests.benchmarks.peft_comparison import PeftComparisonShape, compare_with_peft
@@ -75,6 +76,31 @@ def scoring(
     shape = ScoringShape(rows=rows, prompts=prompts, output_len=output_len, repeats=repeats, dtype=dtype)
     run_bench(
         lambda progress: measure_scoring(
+            resolve_model(model, progress), shape, parse_settings(setting), progress
+        ),
+        out,
+        as_json,
+    )
+
+
+def decisions(
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+    questions: Annotated[int, typer.Option(min=1, max=400, help="About one input.")] = 60,
+    adapters: Annotated[int, typer.Option(min=1, max=64, help="Over one conversation.")] = 20,
+    beside: Annotated[int, typer.Option(min=1, max=400, help="Questions beside streaming rows.")] = 200,
+    rank: Rank = 8,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; their medians count.")] = 5,
+    setting: Setting = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Decisions: many questions beside one prompt, many adapters beside one and beside chats, rows beside questions."""
+    shape = DecisionsShape(
+        questions=questions, adapters=adapters, beside=beside, rank=rank, repeats=repeats, dtype=dtype
+    )
+    run_bench(
+        lambda progress: measure_decisions(
             resolve_model(model, progress), shape, parse_settings(setting), progress
         ),
         out,
