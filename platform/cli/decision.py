@@ -113,6 +113,8 @@ def read_examples(file: Path) -> Iterator[Example]:
                 example = json.loads(line)
                 given = {"model": "any", "input": example["input"], "questions": [example["question"]]}
                 [question] = read_object(DecisionRequest, given).questions
+                if question.model is not None:
+                    raise ValueError("`model`: --adapter says which adapter is asked")
                 right = options_values(question).index(example["answer"])
             except (ValueError, KeyError, TypeError, InvalidParameter) as error:
                 raise SettingsError(f"{where}: {error!r}") from error

@@ -89,4 +89,6 @@ def logprob_of(event: Scored) -> float:
 def sum_of_logs(logprobs: Sequence[float]) -> float:
     """Return the logarithm of the sum of probabilities."""
     most = max(logprobs)
+    if most == -math.inf:
+        return most
     return most + math.log(sum(math.exp(value - most) for value in logprobs))

@@ -69,6 +69,7 @@ class EngineStreams:
         # Rows that hold places wait for no consumer, which may wait for rows that need them.
         self._room = asyncio.Semaphore(WAITING_EVENTS * len(requests) if places is None else sys.maxsize)
         self._open = set(range(len(requests)))
+        self._submitted = set[int]()
         self._closing = asyncio.Event()
         self._after = after or {}
         self._places = places
@@ -107,7 +108,10 @@ class EngineStreams:
         """Abort the running requests; `next` goes on to return what they computed, to their ends. May be repeated."""
         self._closing.set()
         await asyncio.gather(
-            *(self._engine.abort(self._requests[prompt].request_id) for prompt in self._open)
+            *(
+                self._engine.abort(self._requests[prompt].request_id)
+                for prompt in self._open & self._submitted
+            )
         )
 
     async def _drain(self) -> None:
@@ -124,7 +128,8 @@ class EngineStreams:
                 # A long sequence of requests makes each where it is asked for.
                 request = self._requests[prompt]
                 if prompt in self._after or places is not None:
-                    request = request.shortened(time.monotonic() - began, has_token=True)
+                    request = request.shortened(time.monotonic() - began, has_token=prompt in self._after)
+                self._submitted.add(prompt)
                 # A task that has not begun before the abort submits nothing after it.
                 stream = ResumableStream(self._engine, request, self._resumption, self._closing)
                 async for event in stream.events():

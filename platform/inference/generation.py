@@ -122,7 +122,7 @@ class Generation:
         self.token_ids: list[list[int]] | None = None
         self.observer: GenerationObserver | None = None
         poison_memory = dependencies.poison_memory
-        for request in requests:
+        for request in requests if poison_memory.entries else ():
             poison_memory.check(request, None if output is None else output.param)
         self.stats = RequestStats(
             arrival=arrival,
@@ -146,7 +146,9 @@ class Generation:
         self._started: set[int] = set()
         self.scores: dict[int, list[Scored]] = {}
         # An engine of the last release knows no scores.
-        self._missing = {index for index, request in enumerate(requests) if request.scores is not None}
+        scored_prompts = enumerate(requests[: self.num_prompts])
+        self._missing = {index for index, request in scored_prompts if request.scores is not None}
+        self._missing.update(behind.after)
 
     def first_token(self, choice: int) -> int:
         """Return the first token of a choice's prompt, which has no log-probability."""

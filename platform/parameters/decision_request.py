@@ -72,8 +72,13 @@ class JsonData(Kind):
             count += len(level)
         if count > MAX_JSON_VALUES or any(isinstance(each, dict | list) for each in level):
             raise refused(self.allowed, value)
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-        if len(text.encode()) > MAX_JSON_BYTES:
+        try:
+            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+            fits = len(text.encode()) <= MAX_JSON_BYTES
+        except ValueError:
+            # Of half a surrogate pair, or of too many digits.
+            fits = False
+        if not fits:
             raise refused(self.allowed, value)
         return text
 

@@ -36,8 +36,8 @@ async def calibrate(
     Raises `AdapterNotFound`, `VersionNotFound`, and `VersionStateChanged` for a version that was not validated.
     """
     record = await AdapterRepository(uow.session, tenant_id).version(name, version)
-    if record.digest is None:
-        raise VersionStateChanged(f"version {version} of {name} is {record.state}: it has no weights yet")
+    if record.digest is None or record.state == "deleting":
+        raise VersionStateChanged(f"version {version} of {name} is {record.state}: it cannot be calibrated")
     held = {
         "digest": record.digest,
         "system_fingerprint": system_fingerprint,

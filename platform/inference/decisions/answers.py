@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from loraplex.engine.errors import NonFiniteLogits
+from loraplex.engine.messages import Failed
+from loraplex.platform.errors import EngineFailed
 from loraplex.platform.inference.decisions.calibration import softmax
 from loraplex.platform.parameters.decision_request import ChoiceQuestion, PredicateQuestion, Question
 
@@ -22,7 +25,9 @@ class OptionProbabilities:
 
 
 def probabilities_of(logprobs: Sequence[float], temperature: float) -> OptionProbabilities:
-    """Return the distribution among options of these log-probabilities."""
+    """Return the distribution among options of these log-probabilities. Raises `EngineFailed` where all are impossible."""
+    if not math.isfinite(max(logprobs)):
+        raise EngineFailed(Failed("", NonFiniteLogits.code, "the model gave no option a probability"))
     mass = min(1.0, math.fsum(map(math.exp, logprobs)))
     return OptionProbabilities(softmax(logprobs, temperature), mass)
 

@@ -68,12 +68,13 @@ class DecisionUsage:
 @dataclass(slots=True)
 class Decision:
     """`parts`, by the name of their model, are added as they are admitted: one that is admitted again replaces the first. `close` ends
-    it at any stage.
+    it at any stage. `admitted`: where the parts wait until none of them can be refused.
     """
 
     values: DecisionRequest
     encoding: QuestionEncoding
     places: EnginePlaces
+    admitted: asyncio.Barrier
     recorder: RequestRecorder
     parts: dict[str, AdapterPart] = field(default_factory=dict)
     arrival: float = field(default_factory=time.monotonic)

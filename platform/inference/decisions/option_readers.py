@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 import structlog
 
 from loraplex.engine.messages import Scored, ScoreRequest
-from loraplex.platform.errors import LabelsUnreadable
+from loraplex.platform.errors import InvalidParameter, LabelsUnreadable
 from loraplex.platform.inference.choice_probabilities import continuation_of, logprob_of, sum_of_logs
 from loraplex.platform.inference.decisions.wording import (
     MAX_SINGLE,
@@ -128,6 +128,10 @@ class OptionReaders:
         if ending_ids is None:
             return self._labels(question, param)
         texts = [text for text, _ in options_of(question)]
+        if len(set(texts)) < len(texts):
+            raise InvalidParameter(
+                f"`{param}`: options that are read by their values must differ in text.", param
+            )
         written = [continuation_of(text, self._encode, self._text_of, param) for text in texts]
         return ValueReader(written, ending_ids)
 

@@ -3,6 +3,7 @@
 Invariant: an adapter's rows share the input's blocks, which its first row computes; what is reserved is what is charged.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -29,6 +30,8 @@ from loraplex.platform.parameters.chat_messages import ChatMessage
 from loraplex.platform.parameters.decision_request import DecisionRequest
 
 MAX_ADAPTERS: Final = 64
+MAX_ADAPTER_ROWS: Final = 2048
+"""Engine requests of one adapter: 400 questions have 400, and each with over 26 options some 20."""
 MAX_ROWS: Final = 64
 """Sequences of one decision in the engine at once."""
 FORMAT_HEADER: Final = "x-loraplex-decision-format"
@@ -55,18 +58,20 @@ class DecisionPipeline:
         `messages`: those of its input. Headers of adapters are joined, in the order of the questions.
         """
         encoding = QuestionEncoding(self._pipeline.encoder, values, messages, context.caller.tenant_id)
-        decision = Decision(values, encoding, EnginePlaces(MAX_ROWS), self._dependencies.recorder)
         groups = await self._groups(context, values)
+        admitted, places = asyncio.Barrier(len(groups)), EnginePlaces(MAX_ROWS)
+        decision = Decision(values, encoding, places, admitted, self._dependencies.recorder)
         contexts = [_context_of_part(context, first=not at) for at in range(len(groups))]
         works = [
-            self._begin_part(part, decision, *group) for part, group in zip(contexts, groups, strict=True)
+            self._begin_part(context, part, decision, *group)
+            for part, group in zip(contexts, groups, strict=True)
         ]
         try:
             try:
                 await gather_or_cancel(works)
             finally:
                 context.is_recorded = any(each.is_recorded for each in contexts)
-                _join_headers(context, contexts)
+            _join_headers(context, contexts)
             yield decision
         except BaseException as error:
             await decision.close(error)
@@ -74,7 +79,10 @@ class DecisionPipeline:
         await decision.close()
 
     async def _groups(self, context: RequestContext, values: DecisionRequest) -> list[tuple[str, list[int]]]:
-        """Return the model name and the questions of each adapter that is used. Raises `ModelNotFound` with the field at fault."""
+        """Return the model name and the questions of each adapter that is used. Raises `ModelNotFound` with the field at fault.
+
+        An adapter that several names mean now is pinned: they may mean several once an alias has moved.
+        """
         found: dict[str, ResolvedModel] = {}
         questions: dict[tuple[object, ...], tuple[str, list[int]]] = {}
         for index, question in enumerate([None, *values.questions], -1):
@@ -92,19 +100,33 @@ class DecisionPipeline:
                     error.param = param
                     raise
             if question is not None:
-                version = found[name].adapter_id, found[name].version
-                questions.setdefault(version, (name, []))[1].append(index)
+                version, pinned = (found[name].adapter_id, found[name].version), found[name].adapter or name
+                known = questions.setdefault(version, (name, []))
+                known[1].append(index)
+                if known[0] != name:
+                    questions[version] = pinned, known[1]
         return [*questions.values()]
 
     async def _resolve(self, context: RequestContext, name: str) -> ResolvedModel:
         return await self._pipeline.models.resolve(context.caller, name, context.request_id)
 
     async def _begin_part(
-        self, context: RequestContext, decision: Decision, name: str, indices: list[int]
+        self,
+        whole: RequestContext,
+        context: RequestContext,
+        decision: Decision,
+        name: str,
+        indices: list[int],
     ) -> None:
-        with naming(name):
-            admit = partial(self._admit, context, decision, name, indices)
-            await self._pipeline.begin_admitted(context, 1, admit)
+        try:
+            with naming(name):
+                admit = partial(self._admit, context, decision, name, indices)
+                await self._pipeline.begin_admitted(context, 1, admit)
+        except Exception:
+            # Those of its refusal alone: a revoked key learns nothing of the other adapters.
+            whole.headers.clear()
+            whole.headers.update(context.headers)
+            raise
 
     async def _admit(
         self,
@@ -114,7 +136,9 @@ class DecisionPipeline:
         indices: list[int],
         release: Callable[[], None],
     ) -> Generation:
-        """Admit the questions of one adapter once their sizes are known, submit them to the engine, and add the part to the decision."""
+        """Admit the questions of one adapter once their sizes are known, submit them to the engine once all adapters are admitted, and
+        add the part to the decision.
+        """
         model = await self._resolve(context, name)
         context.model = model
         context.record.adapter_id, context.record.adapter_version = model.adapter_id, model.version
@@ -130,6 +154,9 @@ class DecisionPipeline:
         questions = decision.values.questions
         readers = {i: self._readers.reader(questions[i], f"questions[{i}]", endings) for i in indices}
         rows = [(i, row) for i, reader in readers.items() for row in reader.rows]
+        if len(rows) > MAX_ADAPTER_ROWS:
+            message = f"`questions` of `{name}` need {len(rows)} rows of the engine, but may need at most {MAX_ADAPTER_ROWS}: ask fewer with over 26 options."
+            raise InvalidParameter(message, param="questions")
         self._check_context(decision.values.model, encoded, rows)
         numbers: dict[int, list[int]] = {i: [] for i in indices}
         for number, (i, _) in enumerate(rows):
@@ -140,6 +167,10 @@ class DecisionPipeline:
         pending = await self._pipeline.admission.admit(context, model, sizes, is_unchanged)
         try:
             requests = await self._engine_requests(context, decision, model, encoded, rows)
+            if decision.admitted.parties > 1:
+                # Nothing is computed, and charged, of a decision that is refused.
+                await pending.reservation()
+                await decision.admitted.wait()
             generation = Generation(
                 *(self._dependencies, release, model, requests, pending, decision.arrival), behind=behind
             )

@@ -39,7 +39,9 @@ class QuestionEncoding:
         """Return what a model reads. Raises as `PromptEncoder.encode_behind`."""
         style = (model.tool_style, str(model.reasoning_style), model.reads_labels)
         if style not in self._known:
-            self._known[style] = asyncio.create_task(self._encode(model))
+            self._known[style] = encoding = asyncio.create_task(self._encode(model))
+            # A client that left waits for none.
+            encoding.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return await asyncio.shield(self._known[style])
 
     async def _encode(self, model: ResolvedModel) -> EncodedQuestions:

@@ -100,7 +100,7 @@ async def test_questions_may_name_other_adapters_of_the_tenant(start_gateway: An
     await gateway.adapter("acme", "triage", DIGESTS[0])
     await gateway.adapter("acme", "mood", DIGESTS[1], AdapterProfile(decision={"read": "values"}))
     raw = await gateway.client().decisions.with_raw_response.create(
-        model="triage", input="Help!", questions=[PREDICATE, CHOICE | {"model": "mood"}, SCORE]
+        model="triage", input="Help!", questions=[PREDICATE, many(3) | {"model": "mood"}, SCORE]
     )
     assert raw.headers["x-loraplex-adapter"] == "triage@1, mood@1"
     assert raw.headers["x-loraplex-adapter-digest"] == ", ".join(DIGESTS)
