@@ -45,8 +45,8 @@ WORDS: Final = [
     "mail",
     "card",
 ]
-SETTINGS: Final[Mapping[str, str]] = {"queue_timeout_s": "600"}
-"""Rows of many adapters wait for cold prompts of the others."""
+SETTINGS: Final[Mapping[str, str]] = {"queue_timeout_s": "600", "kv_cache_bytes": str(4 << 30)}
+"""Rows of many adapters wait for cold prompts of the others; the conversation of each, and another one, have room."""
 ALONE_S: Final = 8.0
 """How long the gaps of rows alone are counted."""
 LEAD: Final = 10
