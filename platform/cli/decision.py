@@ -158,7 +158,8 @@ def _labelled(
 
 def _probabilities(answer: Mapping[str, Any]) -> list[float]:
     if answer["type"] == "predicate":
-        return [answer["probability"], 1 - answer["probability"]]
+        # Nearer to 1 a probability of 64 bits has no complement.
+        return [answer["probability"], max(1 - answer["probability"], 2**-53)]
     return [each["probability"] for each in answer["probabilities"]]
 
 

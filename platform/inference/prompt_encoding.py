@@ -70,7 +70,7 @@ class PromptEncoder:
         has_cuts = isinstance(values, ConversationRequest) and bool(values.cuts)
         if not has_cuts and _characters(values, INLINE_CHARACTERS, PART_CHARACTERS) <= INLINE_CHARACTERS:
             return self._encode(values, model, check)
-        return await self._on_thread(tenant_id, partial(self._encode_large, values, model, check))
+        return await self.on_thread(tenant_id, partial(self._encode_large, values, model, check))
 
     async def encode_behind(
         self, values: ChatRequest, texts: Sequence[str], model: ResolvedModel, tenant_id: UUID
@@ -84,9 +84,10 @@ class PromptEncoder:
             <= INLINE_CHARACTERS
         ):
             return encode()
-        return await self._on_thread(tenant_id, encode)
+        return await self.on_thread(tenant_id, encode)
 
-    async def _on_thread(self, tenant_id: UUID, encode: Callable[[], T]) -> T:
+    async def on_thread(self, tenant_id: UUID, encode: Callable[[], T]) -> T:
+        """Run what encodes a lot, in turn with what else the tenant encodes."""
         async with self._limiter.slot(tenant_id):
             encoding = asyncio.create_task(asyncio.to_thread(encode))
             try:

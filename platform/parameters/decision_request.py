@@ -12,7 +12,7 @@ from pydantic import Field, GetCoreSchemaHandler, field_validator, model_validat
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.parameters.chat_messages import Content
+from loraplex.platform.parameters.chat_messages import Content, RefusalPart
 from loraplex.platform.parameters.request_models import (
     ACCEPTED,
     MAX_SALT_BYTES,
@@ -106,6 +106,8 @@ class Evidence(Content):
     def _read_part(self, value: object) -> str:
         if isinstance(value, dict) and value.get("type") == "input_json":
             return JsonPart.check(value).data
+        if isinstance(value, dict) and value.get("type") == "refusal":
+            return RefusalPart.check(value).refusal
         return super()._read_part(value)
 
 
@@ -238,11 +240,12 @@ class DecisionRequest(ModelRequest):
 
 
 def _breakpoints(body: object) -> Iterator[tuple[str, Any]]:
-    """Yield place and value of each breakpoint of the input."""
-    items = body.get("input") if isinstance(body, dict) else None
-    for index, item in enumerate(items if isinstance(items, list) else ()):
-        for field in ("content", "output"):
-            parts = item.get(field) if isinstance(item, dict) else None
-            for number, part in enumerate(parts if isinstance(parts, list) else ()):
-                if isinstance(part, dict) and part.get(_BREAKPOINT) is not None:
-                    yield f"input[{index}].{field}[{number}].{_BREAKPOINT}", part[_BREAKPOINT]
+    """Yield place and value of each breakpoint."""
+    for name, fields in (("input", ("content", "output")), ("questions", ("instructions",))):
+        items = body.get(name) if isinstance(body, dict) else None
+        for index, item in enumerate(items if isinstance(items, list) else ()):
+            for field in fields:
+                parts = item.get(field) if isinstance(item, dict) else None
+                for number, part in enumerate(parts if isinstance(parts, list) else ()):
+                    if isinstance(part, dict) and part.get(_BREAKPOINT) is not None:
+                        yield f"{name}[{index}].{field}[{number}].{_BREAKPOINT}", part[_BREAKPOINT]

@@ -43,9 +43,10 @@ class AdapterPart:
         """Wait for the scores of all rows. Raises what `Generation.events` raises."""
         first: dict[int, Scored] = {}
         with naming(self.name):
-            async for _, event in self.generation.events():
-                if isinstance(event, Scored):
-                    first[event.choice] = event
+            async with self.generation.delivering():
+                async for _, event in self.generation.events():
+                    if isinstance(event, Scored):
+                        first[event.choice] = event
         scored = {0: [*first.values()], **self.generation.scores}
         return {
             index: probabilities_of(

@@ -50,6 +50,7 @@ class LabelReader:
     """
 
     spellings: Sequence[Sequence[tuple[int, ...]]]
+    rows: list[Row] = field(default_factory=list, init=False)
     _nodes: dict[tuple[int, ...], list[int]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -58,13 +59,10 @@ class LabelReader:
                 following = self._nodes.setdefault(path[:depth], [])
                 if token not in following:
                     following.append(token)
-
-    @property
-    def rows(self) -> Sequence[Row]:
-        return [
+        self.rows.extend(
             Row(path, partial(_next_token, following), len(path), len(path))
             for path, following in self._nodes.items()
-        ]
+        )
 
     def logprobs(self, scored: Sequence[Sequence[Scored]]) -> list[float]:
         """Return the log-probability of each label."""
@@ -114,6 +112,7 @@ class OptionReaders:
         self._encode = encode
         self._text_of = text_of
         self._spellings = lru_cache(maxsize=1024)(self._spell)
+        self._tree = lru_cache(maxsize=512)(LabelReader)
 
     def warn_of_unread(self) -> None:
         """Log the labels that no token of this tokenizer stands for."""
@@ -138,21 +137,21 @@ class OptionReaders:
     def _labels(self, question: Question, param: str) -> LabelReader:
         names = labels_of(question)
         # Where one position has room for every label, its tokens alone are read.
-        spellings = [*map(self._tokens if len(names) <= MAX_SINGLE else self._spellings, names)]
+        spellings = tuple(map(self._tokens if len(names) <= MAX_SINGLE else self._spellings, names))
         unread = [name for name, paths in zip(names, spellings, strict=True) if not paths]
         if unread:
             message = f"`{param}` cannot be read at one position: this model's tokenizer has no token for {', '.join(unread)}."
             raise LabelsUnreadable(message, param)
-        return LabelReader(spellings)
+        return self._tree(spellings)
 
-    def _tokens(self, label: str) -> Sequence[tuple[int, ...]]:
-        return [path for path in self._spellings(label) if len(path) == 1]
+    def _tokens(self, label: str) -> tuple[tuple[int, ...], ...]:
+        return tuple(path for path in self._spellings(label) if len(path) == 1)
 
-    def _spell(self, label: str) -> Sequence[tuple[int, ...]]:
+    def _spell(self, label: str) -> tuple[tuple[int, ...], ...]:
         """Return the ways to write a label: some templates leave the blank before it to the answer, some tokenizers add one."""
         found: dict[tuple[int, ...], None] = {}
         for before in ("", " ", "\n"):
             ids = self._encode(before + label)
             ends = (tuple(ids[begin:]) for begin in range(min(len(ids), 4)))
             found |= dict.fromkeys(end for end in ends if self._text_of.text(end) in (label, f" {label}"))
-        return [*found]
+        return tuple(found)

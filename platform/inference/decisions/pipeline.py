@@ -17,7 +17,7 @@ from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.errors import ContextSizes, ContextTooLong, InvalidParameter, ModelNotFound
 from loraplex.platform.inference.admission import RequestContext, RequestSizes
 from loraplex.platform.inference.decisions.decision import AdapterPart, Decision, gather_or_cancel, naming
-from loraplex.platform.inference.decisions.option_readers import OptionReaders, Row
+from loraplex.platform.inference.decisions.option_readers import OptionReader, OptionReaders, Row
 from loraplex.platform.inference.decisions.question_encoding import EncodedQuestions, QuestionEncoding
 from loraplex.platform.inference.decisions.wording import FORMAT
 from loraplex.platform.inference.dependencies import GatewayDependencies
@@ -28,6 +28,7 @@ from loraplex.platform.inference.pipeline import InferencePipeline
 from loraplex.platform.observability.request_record import RequestRecord
 from loraplex.platform.parameters.chat_messages import ChatMessage
 from loraplex.platform.parameters.decision_request import DecisionRequest
+from loraplex.tenants.errors import LimitExceeded
 
 MAX_ADAPTERS: Final = 64
 MAX_ADAPTER_ROWS: Final = 2048
@@ -122,10 +123,12 @@ class DecisionPipeline:
             with naming(name):
                 admit = partial(self._admit, context, decision, name, indices)
                 await self._pipeline.begin_admitted(context, 1, admit)
-        except Exception:
+        except Exception as error:
             # Those of its refusal alone: a revoked key learns nothing of the other adapters.
             whole.headers.clear()
             whole.headers.update(context.headers)
+            if isinstance(error, LimitExceeded):
+                _check_parallel(error, decision.admitted.parties)
             raise
 
     async def _admit(
@@ -152,7 +155,12 @@ class DecisionPipeline:
         encoded = await decision.encoding.for_model(model)
         endings = None if model.reads_labels else info.eos_token_ids
         questions = decision.values.questions
-        readers = {i: self._readers.reader(questions[i], f"questions[{i}]", endings) for i in indices}
+
+        def read() -> dict[int, OptionReader]:
+            return {i: self._readers.reader(questions[i], f"questions[{i}]", endings) for i in indices}
+
+        on_thread = partial(self._pipeline.encoder.on_thread, context.caller.tenant_id)
+        readers = read() if model.reads_labels else await on_thread(read)
         rows = [(i, row) for i, reader in readers.items() for row in reader.rows]
         if len(rows) > MAX_ADAPTER_ROWS:
             message = f"`questions` of `{name}` need {len(rows)} rows of the engine, but may need at most {MAX_ADAPTER_ROWS}: ask fewer with over 26 options."
@@ -289,6 +297,13 @@ def _context_of_part(context: RequestContext, *, first: bool) -> RequestContext:
     record = context.record if first else RequestRecord(phases=dict(context.record.phases))
     unknown = context.unknown if first else None
     return replace(context, headers=dict(context.headers), record=record, unknown=unknown)
+
+
+def _check_parallel(error: LimitExceeded, adapters: int) -> None:
+    """Raise `InvalidParameter` for more adapters than may ever run at once."""
+    if error.limit == "concurrent_requests" and 1 <= error.limit_value < adapters:
+        message = f"`questions` ask {adapters} adapters, but may ask at most {error.limit_value}: `concurrent_requests` of the {error.level}."
+        raise InvalidParameter(message, param="questions") from error
 
 
 def _join_headers(context: RequestContext, parts: Sequence[RequestContext]) -> None:

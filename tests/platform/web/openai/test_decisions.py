@@ -87,6 +87,17 @@ async def test_each_question_is_a_row_behind_the_input(start_gateway: Any) -> No
     assert reserved.request.sequences == 1 and settled.completion_tokens == 0
 
 
+async def test_what_an_assistant_refused_is_read(start_gateway: Any) -> None:
+    gateway = await start_gateway(FakeScript())
+    for refusal in ("I will not do that", "I cannot see it"):
+        said = {"role": "assistant", "content": [{"type": "refusal", "refusal": refusal}]}
+        await gateway.client().decisions.create(
+            model=MODEL, input=[{"role": "user", "content": "Do it!"}, said], questions=[PREDICATE]
+        )
+    first, second = (row.prompt_token_ids for row in gateway.engine.requests)
+    assert first != second
+
+
 async def test_255_choices_share_one_certainty(start_gateway: Any) -> None:
     gateway = await start_gateway(FakeScript())
     answer = await gateway.client().decisions.create(model=MODEL, input="Help!", questions=[many(255)])

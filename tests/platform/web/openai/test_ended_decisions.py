@@ -13,6 +13,7 @@ from tests.platform.web.openai.test_decisions import CHOICE, DIGESTS, MODEL, PRE
 
 from loraplex.engine.errors import AdapterQuarantined, RequestTimeout
 from loraplex.engine.fake_engine import FakeScript, Fault
+from loraplex.platform.inference import engine_streams, generation
 from loraplex.platform.inference.decisions.pipeline import MAX_ROWS
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.ledger.usage_ledger import Ended
@@ -184,3 +185,15 @@ async def test_charges_are_the_sum_of_the_answers(start_gateway: Any) -> None:
     cached = [each["input_tokens_details"]["cached_tokens"] for each in usages]
     assert cached == [32, 32, 64, 32] and sum(cached) == sum(each.cached_tokens for each in settled)
     assert all(reserved == charged for _, _, reserved, charged in used(gateway))
+
+
+async def test_a_hung_engine_holds_no_decision_that_is_stopped(start_gateway: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(generation, "STOP_S", 0.05)
+    monkeypatch.setattr(engine_streams, "ABORT_S", 0.1)
+    gateway = await start_gateway(FakeScript(faults=(Fault(kind="hang", prompt_token=MARK),)))
+    monkeypatch.setattr(gateway.engine, "abort", lambda request_id: asyncio.Event().wait())
+    asked = asyncio.create_task(gateway.post("/v1/decisions", body(PREDICATE, MARKED)))
+    await until(lambda: gateway.admissions.followed and gateway.engine.running)
+    gateway.admissions.on_ended(Ended(await tenant_of(gateway), policy_epoch=1_000))
+    async with asyncio.timeout(WAIT_S / 4):
+        assert (await asked).status_code in {403, 503}

@@ -14,7 +14,7 @@ from tests.platform.web.openai.test_decisions import (
 )
 
 from loraplex.platform.inference.dependencies import ServingConfig
-from loraplex.tenants.errors import PolicyStale, StoreUnavailable
+from loraplex.tenants.errors import LimitExceeded, PolicyStale, StoreUnavailable
 from loraplex.tenants.registry.records import AdapterProfile
 
 __all__ = ["chat_tokenizer"]
@@ -84,3 +84,12 @@ async def test_who_is_found_revoked_learns_nothing_of_the_adapters(gateway: Any)
     refused = await gateway.post("/v1/decisions", sent)
     told = [name for name in refused.headers if "adapter" in name or "decision" in name]
     assert refused.status_code == 401 and told == [] and len(gateway.admissions.settled) == charged
+
+
+async def test_more_adapters_than_may_run_at_once_are_refused_for_good(gateway: Any) -> None:
+    refusal = LimitExceeded("full", limit="concurrent_requests", level="key", limit_value=1, retry_after_s=1)
+    gateway.admissions.refusals = [refusal]
+    refused = await gateway.post("/v1/decisions", body(PREDICATE, many(3) | {"model": "mood"}))
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "questions"), error
+    assert "at most 1" in error["message"] and gateway.admissions.settled == []
