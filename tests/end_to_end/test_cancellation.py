@@ -142,7 +142,7 @@ def test_requests_of_disconnected_clients_leave_nothing(
         f"\n{count} clients left, {aborted} of them with work in the engine; "
         f"all was given back {needed * 1000:.0f} ms after the last one"
     )
-    assert max(stats.running for stats in seen) >= 4
+    assert max(stats.running for stats in seen) >= 2
     assert max(stats.waiting for stats in seen) > 8
     assert max(stats.waiting_for_adapter for stats in seen) > 0
     assert last.adapter_loads - before.adapter_loads >= 2
