@@ -73,10 +73,8 @@ class NewEvaluation:
 
 
 def profile_fields(version: AdapterVersion) -> dict[str, Any]:
-    """Return the profile of a version, as evaluations keep it: another one may answer otherwise."""
-    return {
-        name: getattr(version, name) for name in ("tool_style", "reasoning_style", "defaults", "decision")
-    }
+    """Return what of a version's profile an evaluation's answers depend on."""
+    return {name: getattr(version, name) for name in ("tool_style", "reasoning_style", "defaults")}
 
 
 async def add_suite(uow: UnitOfWork, tenant_id: UUID | None, new: NewSuite) -> SuiteDocument:
