@@ -145,5 +145,6 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
         return schema
     reference = schema.get("$ref")
     if reference is not None:
-        return _inlined(definitions[reference.rpartition("/")[2]], definitions)
+        beside = {name: each for name, each in schema.items() if name != "$ref"}
+        return _inlined({**definitions[reference.rpartition("/")[2]], **beside}, definitions)
     return {name: _inlined(each, definitions) for name, each in schema.items()}

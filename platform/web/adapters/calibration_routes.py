@@ -30,8 +30,8 @@ class Measurement(RequestModel):
     """What a temperature changed on `examples` others than those that it was found on."""
 
     examples: int = Field(ge=1, le=100_000)
-    before: Quality
-    after: Quality
+    before: Annotated[Quality, Field(title="QualityBefore")]
+    after: Annotated[Quality, Field(title="QualityAfter")]
 
 
 class NewCalibration(RequestModel):

@@ -14,7 +14,7 @@ class PredicateAnswer(ResponseModel):
     probability: float
 
 
-class ChoiceProbability(ResponseModel):
+class OptionProbability(ResponseModel):
     """Of one choice, by its value."""
 
     value: str | bool
@@ -28,7 +28,7 @@ class ChoiceAnswer(ResponseModel):
     name: str | None
     choice: str | bool
     confidence: float
-    probabilities: list[ChoiceProbability]
+    probabilities: list[OptionProbability]
 
 
 class LevelProbability(ResponseModel):
@@ -49,7 +49,7 @@ class ScoreAnswer(ResponseModel):
     probabilities: list[LevelProbability]
 
 
-class DecisionDocument(ResponseModel):
+class DecisionResponse(ResponseModel):
     """The answers in the order of the questions. `usage`: for each adapter the input once, and its questions; nothing is generated."""
 
     answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer]

@@ -15,7 +15,7 @@ from loraplex.platform.observability.request_record import InferenceCall
 from loraplex.platform.parameters.decision_request import DecisionRequest
 from loraplex.platform.parameters.request_object import read_reporting
 from loraplex.platform.web.inference_plane import json_response, plane_of, requires_inference
-from loraplex.platform.web.openai.decision_models import DecisionDocument
+from loraplex.platform.web.openai.decision_models import DecisionResponse
 from loraplex.platform.web.openai.responses.conversation import read_items
 from loraplex.platform.web.openai.responses.models import ResponseUsage
 from loraplex.platform.web.openapi import referred_body
@@ -32,7 +32,7 @@ router = APIRouter()
 
 @router.post(
     "/decisions",
-    responses=documented(422, 504, response=DecisionDocument),
+    responses=documented(422, 504, response=DecisionResponse),
     openapi_extra=referred_body(DecisionRequest, TIMEOUT_PARAMETER),
 )
 async def decisions(request: Request, caller: Annotated[Caller, requires_inference(cached=True)]) -> Response:

@@ -11,7 +11,7 @@ from tests.platform.conftest import build_tokenizer
 
 from loraplex.engine.errors import AdapterQuarantined
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript, Fault
-from loraplex.platform.web.openai.decision_models import DecisionDocument
+from loraplex.platform.web.openai.decision_models import DecisionResponse
 from loraplex.tenants.registry.records import AdapterProfile
 
 MODEL = "demo/base"
@@ -50,7 +50,7 @@ async def test_answers_have_the_types_of_the_official_package(start_gateway: Any
     )
     answer = raw.parse()
     Decision.model_validate(answer.model_dump(), strict=True)
-    DecisionDocument.model_validate(answer.model_dump(), strict=True, extra="forbid")
+    DecisionResponse.model_validate(answer.model_dump(), strict=True, extra="forbid")
     predicate, choice, score = answer.answers
     assert (predicate.name, predicate.probability) == ("urgent", 0.5)
     assert [(type(each.value), each.value) for each in choice.probabilities] == [
