@@ -81,9 +81,9 @@ def calibrate(
         reference = parse_model_reference(adapter)
         if reference is None or reference.version is None:
             raise SettingsError(f"--adapter {adapter}: must be NAME@VERSION")
+        secret, address = read_key(key), server_url(url, data_dir)
         read = [*read_examples(examples)]
         place = f"adapters/{reference.name}/versions/{reference.version}/decision-calibration"
-        secret, address = read_key(key), server_url(url, data_dir)
         with (
             httpx.Client(**client_options(address, secret, "v1")) as inference,
             httpx.Client(**client_options(address, secret, "tenant/v1")) as tenant,

@@ -33,6 +33,7 @@ VALUES: Final = {
     "month": "2026-01",
     "currency": "USD",
     "invoice_id": str(uuid4()),
+    "examples": __file__,
 }
 """Of required parameters, by name; others are 1."""
 OPTIONS: Final = {
@@ -40,6 +41,7 @@ OPTIONS: Final = {
     **{f"key {name}": ["--operator"] for name in ("create", "list", "rotate", "revoke")},
     "tenant delete": ["--yes"],
     "adapter alias": ["1"],
+    "decision calibrate": ["--adapter", "acme@1"],
 }
 """Needed beside the required parameters."""
 
