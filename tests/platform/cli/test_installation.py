@@ -19,6 +19,7 @@ BEFORE_THERE_IS_ONE: Final = {"doctor"}
 NO_INSTALLATION: Final = (1, "no installation there")
 # `plan` is about a model, `tour` about the demo. Exit code 1 of a drill means a broken promise.
 OTHERS: Final = {
+    "decision": (1, "no server runs on the data directory"),
     "engine": (1, "no server runs on the data directory"),
     "plan": (1, "base_model.json is missing"),
     "drill": (2, "no installation there"),

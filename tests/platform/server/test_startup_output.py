@@ -104,8 +104,9 @@ def test_a_terminal_gets_one_line_per_stage_and_no_json(
     for stage in STAGES:
         assert len([line for line in lines if line.startswith(stage)]) == 1, lines
     start = lines[: next(number for number, line in enumerate(lines) if line.startswith(STAGES[-1])) + 1]
-    # A busy machine may log that a store answers late, and again in time.
-    logged = [line for line in start if re.match(r"\d\d:\d\d:\d\d \[", line) and "dependency" in line]
+    # A busy machine may log that a store answers late, and again in time; this model's tokenizer lacks labels of decisions.
+    logged = [line for line in start if re.match(r"\d\d:\d\d:\d\d \[", line)]
+    assert all("dependency" in line or "labels without a token" in line for line in logged)
     assert len(start) - len(logged) == len(STAGES), start
     # Its shutdown is logged in readable lines.
     draining = next(line for line in lines if "draining" in line)

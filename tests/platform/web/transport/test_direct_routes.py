@@ -124,5 +124,5 @@ async def test_a_direct_route_passes_no_layer_of_the_framework(
     assert (await gateway.post(CHAT, ASKED)).status_code == 200
 
 
-def test_what_is_counted_as_generating_is_what_is_served_directly() -> None:
-    assert {**openai.DIRECT, **anthropic.DIRECT}.keys() == GENERATING
+def test_what_is_counted_as_generating_is_what_is_served_directly_and_decisions() -> None:
+    assert {*openai.DIRECT, *anthropic.DIRECT, "/v1/decisions"} == GENERATING
