@@ -153,14 +153,7 @@ class DecisionPipeline:
         if model.digest is not None:
             context.headers[CALIBRATION_HEADER] = calibration["sha256"][:PREFIX]
         encoded = await decision.encoding.for_model(model)
-        endings = None if model.reads_labels else info.eos_token_ids
-        questions = decision.values.questions
-
-        def read() -> dict[int, OptionReader]:
-            return {i: self._readers.reader(questions[i], f"questions[{i}]", endings) for i in indices}
-
-        on_thread = partial(self._pipeline.encoder.on_thread, context.caller.tenant_id)
-        readers = read() if model.reads_labels else await on_thread(read)
+        readers = await self._readers_of(context, model, decision.values, indices)
         rows = [(i, row) for i, reader in readers.items() for row in reader.rows]
         if len(rows) > MAX_ADAPTER_ROWS:
             message = f"`questions` of `{name}` need {len(rows)} rows of the engine, but may need at most {MAX_ADAPTER_ROWS}: ask fewer with over 26 options."
@@ -195,6 +188,19 @@ class DecisionPipeline:
             generation=generation,
         )
         return generation
+
+    async def _readers_of(
+        self, context: RequestContext, model: ResolvedModel, values: DecisionRequest, indices: list[int]
+    ) -> dict[int, OptionReader]:
+        """Return what reads each question. Texts of options are encoded on a thread."""
+        endings = None if model.reads_labels else self._dependencies.engine.info().eos_token_ids
+
+        def read() -> dict[int, OptionReader]:
+            return {i: self._readers.reader(values.questions[i], f"questions[{i}]", endings) for i in indices}
+
+        if model.reads_labels:
+            return read()
+        return await self._pipeline.encoder.on_thread(context.caller.tenant_id, read)
 
     async def _is_unchanged(self, context: RequestContext, model: ResolvedModel, name: str) -> bool:
         try:
