@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -205,7 +206,9 @@ async def test_a_rate_holds_while_living_counters_are_rebuilt_repeatedly(
         async def rebuild_counters() -> None:
             for _ in range(RESEEDINGS):
                 await asyncio.sleep(RESEED_SECONDS)
-                await third.maintenance.settlements.counter_rebuild.rebuild(tenant.tenant_id)
+                # It gives up where the other gateways, which raise the epoch too, overtake each of its tries.
+                with suppress(QuotaUnavailable):
+                    await third.maintenance.settlements.counter_rebuild.rebuild(tenant.tenant_id)
 
         await asyncio.gather(
             rebuild_counters(),
