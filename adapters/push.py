@@ -63,12 +63,11 @@ class PushRequest:
     def profile_change(self) -> ProfileChange:
         """Return the change that gives a version this profile."""
         profile = self.profile or AdapterProfile()
-        change: ProfileChange = {
+        styles: ProfileChange = {
             "tool_style": profile.tool_style,
             "reasoning_style": profile.reasoning_style,
-            "defaults": dict(profile.defaults),
         }
-        return change if profile.decision is None else {**change, "decision": profile.decision}
+        return {**styles, "defaults": dict(profile.defaults), "decision": profile.decision}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,8 +127,11 @@ class RemotePush:
 
     async def _set_profile(self, number: int, request: PushRequest) -> None:
         path = f"adapters/{request.name}/versions/{number}"
-        seen = await self._send("GET", path)
-        await self._send("PATCH", path, json=request.profile_change(), headers=_if_match(seen))
+        seen, change = await self._send("GET", path), request.profile_change()
+        # An uploaded version has none, and a server of the release before refuses the field.
+        if change["decision"] is None:
+            del change["decision"]
+        await self._send("PATCH", path, json=change, headers=_if_match(seen))
 
     async def _result(self, name: str, number: int) -> dict[str, Any]:
         while True:

@@ -277,7 +277,8 @@ async def test_a_skipped_probe_is_in_the_audit_log_and_in_the_report(home: Home)
 
 
 async def test_a_profile_is_that_of_the_version(home: Home) -> None:
-    hermes = AdapterProfile("hermes", {"temperature": 0.2}, {"start": "<plan>", "end": "</plan>"})
+    markers = {"start": "<plan>", "end": "</plan>"}
+    hermes = AdapterProfile("hermes", {"temperature": 0.2}, markers, {"read": "values"})
     mistral = AdapterProfile("mistral")
     push = home.push.push_unprobed
     first = await push(home.tenant_id, home.request(profile=hermes, promote="never"))
