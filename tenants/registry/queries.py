@@ -5,7 +5,7 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.errors import CalibrationNotFound
-from loraplex.tenants.models import DecisionCalibration
+from loraplex.tenants.models import AdapterVersion, DecisionCalibration
 from loraplex.tenants.pages import Slice
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
@@ -93,8 +93,20 @@ async def calibration(
     Raises `AdapterNotFound`, `VersionNotFound`, `CalibrationNotFound`.
     """
     record = await AdapterRepository(session, tenant_id).version(name, version)
-    key = (tenant_id, record.digest, system_fingerprint, wording, decision_read(record.decision))
-    found = None if record.digest is None else await session.get(DecisionCalibration, key)
+    found = await calibration_of(session, tenant_id, record, system_fingerprint, wording)
     if found is None:
         raise CalibrationNotFound(f"{name}@{version} has no calibration under the base model that is served")
-    return CalibrationDocument.model_validate(found)
+    return found
+
+
+async def calibration_of(
+    session: AsyncSession,
+    tenant_id: UUID,
+    record: AdapterVersion | VersionDocument,
+    system_fingerprint: str,
+    wording: str,
+) -> CalibrationDocument | None:
+    """Return the calibration of a version that was read; None where it has none under a base model and a format."""
+    key = (tenant_id, record.digest, system_fingerprint, wording, decision_read(record.decision))
+    found = None if record.digest is None else await session.get(DecisionCalibration, key)
+    return None if found is None else CalibrationDocument.model_validate(found)

@@ -20,7 +20,7 @@ from loraplex.platform.web.console.form_routes import FormSubmission, VersionNum
 from loraplex.platform.web.console.forms import FormInvalid
 from loraplex.platform.web.console.page import AFTER, PageRequest, opens
 from loraplex.tenants.administration import adapters
-from loraplex.tenants.errors import AdapterNotFound, CalibrationNotFound, VersionNotFound
+from loraplex.tenants.errors import AdapterNotFound, VersionNotFound
 from loraplex.tenants.evaluations import queries as evaluations
 from loraplex.tenants.pages import Part
 from loraplex.tenants.registry import queries
@@ -148,11 +148,7 @@ async def _calibration(
     served = page.dependencies.engine.info().system_fingerprint
     if chosen is None or served is None:
         return None
-    record = chosen.record
-    try:
-        return await queries.calibration(session, page.tenant_id, record.name, record.version, served, FORMAT)
-    except CalibrationNotFound:
-        return None
+    return await queries.calibration_of(session, page.tenant_id, chosen.record, served, FORMAT)
 
 
 @router.get(f"{ONE}/versions/{{version}}/report")

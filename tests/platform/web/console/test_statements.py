@@ -21,7 +21,7 @@ MAX_STATEMENTS: Final = 14
 """Of any page: two take a role, one reads the session."""
 MORE: Final = {
     "/console": 18,
-    "/console/adapters/{name}": 20,
+    "/console/adapters/{name}": 19,
     "/console/billing": 41,
     "/console/billing/invoices/{invoice_id}": 15,
     "/operator/console/invoices": 20,
